@@ -1,0 +1,1 @@
+"""OmniStage: stage-based serving of omni-modality models."""

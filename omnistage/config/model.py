@@ -1,0 +1,213 @@
+"""The configuration's plain data: what a pipeline declares, what a deploy file says, what the two resolve to.
+
+`PipelineConfig` is frozen and lives in its model's folder: stages, ports, edges. `OmniConfig` is the one resolved
+configuration: complete, serialisable, with the origin of every value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from omnistage.payload import MultimodalPayload
+from omnistage.request import OmniRequest
+
+StageKind = Literal["ar", "generation", "diffusion"]
+Objective = Literal["ttft", "ttfp", "e2el", "throughput"]
+Placement = Literal["inline", "process"]
+CLIENT = "client"
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class OptionSpec(msgspec.Struct, frozen=True):
+    """A deploy-file key that one stage of one pipeline adds: its type (int, float, bool, str), default and bounds."""
+
+    type: Literal["int", "float", "bool", "str"]
+    default: int | float | bool | str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    help: str = ""
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage as its pipeline declares it.
+
+    `component` is "module:attribute" of a factory `(StageContext) -> component`, resolved only in the process that owns
+    the stage. `inputs` and `outputs` map port names to payload types (free words: "text", "audio", "codes", "kv", ...).
+    `defaults` overrides StageConfig fields for this stage; `torch` is False for stages that need no torch.
+    """
+
+    name: str
+    kind: StageKind
+    component: str
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    objective: Objective = "throughput"
+    options: dict[str, OptionSpec] = {}
+    defaults: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    capabilities: frozenset[str] = frozenset()
+    torch: bool = True
+
+
+class EdgeSpec(msgspec.Struct, frozen=True):
+    """A connection "stage.port" -> "stage.port"; the stage "client" is where inputs come from and outputs go."""
+
+    source: str
+    target: str
+
+    @property
+    def source_stage(self) -> str:
+        return self.source.partition(".")[0]
+
+    @property
+    def source_port(self) -> str:
+        return self.source.partition(".")[2]
+
+    @property
+    def target_stage(self) -> str:
+        return self.target.partition(".")[0]
+
+    @property
+    def target_port(self) -> str:
+        return self.target.partition(".")[2]
+
+    @property
+    def name(self) -> str:
+        """`thinker->talker`, the key of the deploy file's `edges`."""
+        return f"{self.source_stage}->{self.target_stage}"
+
+
+class ClientInput(msgspec.Struct, kw_only=True):
+    """A whole payload that the client puts on a "client.<port>" edge."""
+
+    port: str
+    payload: MultimodalPayload
+
+
+class RequestPlan(msgspec.Struct, kw_only=True):
+    """How one request runs through the graph: the stages it visits, what each is told, what the client puts in.
+
+    `params` is per stage, plain data. `outputs` lists client ports ("client.<port>" edge targets) that the request wants.
+    `spoken` etc. are model matters and belong in `params`.
+    """
+
+    stages: tuple[str, ...]
+    params: dict[str, dict[str, Any]] = {}
+    inputs: list[ClientInput] = []
+    outputs: tuple[str, ...] = ()
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the graphs that a pipeline declares."""
+
+    stages: tuple[StageSpec, ...]
+    edges: tuple[EdgeSpec, ...]
+
+
+Planner = Callable[[OmniRequest, dict[str, MultimodalPayload], "OmniConfig"], RequestPlan]
+
+
+class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A model family's topology. `plan` is a pure function of the request (no torch); `RequestError` when it cannot run.
+
+    `variant_for` picks a variant from a checkpoint folder's config when the deploy file names none; `default_model` is
+    the reference that a built-in name stands for; `deploy` the file name of the built-in deploy file beside it.
+    """
+
+    name: str
+    variants: dict[str, Variant]
+    plan: Planner
+    tasks: tuple[str, ...]
+    default_variant: str = "default"
+    voices: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    default_model: str = ""
+    sample_rate: int | None = None
+    description: str = ""
+    variant_for: Callable[[str], str] | None = None
+
+
+class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One stage, resolved. Sizes in the unit of their name; `threads` 0 means cores / stages, at least 1.
+
+    `co_located_with` (deploy key `with`) puts an inline stage in another stage's process. `options` holds the values of
+    the stage's own `OptionSpec` keys. `sampling` holds the default sampling parameters.
+    """
+
+    name: str
+    kind: StageKind
+    placement: Placement = "process"
+    co_located_with: str = ""
+    device: str = "auto"
+    replicas: Positive = 1
+    replica_policy: Literal["least_work", "round_robin", "random"] = "least_work"
+    threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int4"] = "none"
+    attention_backend: Literal["auto", "TORCH_SDPA", "FLEX_ATTENTION", "FLASH_ATTN"] = "auto"
+    graphs: Literal["eager", "captured"] = "eager"
+    tensor_parallel: Positive = 1
+    objective: Objective = "throughput"
+    max_num_seqs: Positive = 16
+    token_budget: Positive = 512
+    block_size: Positive = 16
+    kv_memory_mb: Positive = 256
+    max_model_len: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prefix_caching: bool = True
+    arena_mb: Positive = 16
+    options: dict[str, int | float | bool | str] = {}
+    sampling: dict[str, Any] = {}
+
+
+class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One stage-to-stage connection, resolved. `async_chunk` False holds chunks back until the last one."""
+
+    name: str
+    connector: Literal["auto", "inline", "shm"] = "auto"
+    async_chunk: bool = True
+    max_inflight: Positive = 64
+    deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of the whole server. Times in seconds, sizes in the unit of their name."""
+
+    max_queue: Positive = 256
+    max_running: Positive = 256
+    max_body_mb: Positive = 64
+    max_audio_s: Positive = 600
+    max_image_pixels: Positive = 1 << 25
+    max_video_frames: Positive = 1024
+    max_input_chars: Positive = 1 << 18
+    request_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    drain_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    start_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+
+
+class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The one resolved configuration. `origins` maps dotted keys ("stages.thinker.dtype") to where the value came from."""
+
+    model: str
+    model_path: str
+    pipeline: str
+    variant: str
+    stages: dict[str, StageConfig]
+    edges: dict[str, EdgeConfig]
+    limits: LimitsConfig
+    served_name: str = ""
+    origins: dict[str, str] = {}
+
+
+class StageContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a component factory gets in the process that owns its stage."""
+
+    config: OmniConfig
+    stage: StageConfig
+    spec: StageSpec
+    model_path: str
+    replica: int = 0

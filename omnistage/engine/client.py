@@ -1,0 +1,62 @@
+"""The interface between the entrypoints and the engine: what HTTP, CLI and offline Python may call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol
+
+import msgspec
+
+from omnistage.config.model import OmniConfig, PipelineConfig
+from omnistage.payload import MultimodalPayload
+from omnistage.request import OmniRequest, OmniRequestOutput
+
+
+class ReplicaHealth(msgspec.Struct, kw_only=True):
+    """One replica of one stage. `state` "restarting" includes its first start."""
+
+    stage: str
+    replica: int
+    state: Literal["starting", "ready", "restarting", "failed", "stopped"]
+    pid: int | None = None
+    restarts: int = 0
+    detail: str = ""
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """`ready` when every stage has a ready replica and the engine is not draining; `healthy` when nothing has failed."""
+
+    ready: bool
+    healthy: bool
+    draining: bool
+    replicas: list[ReplicaHealth]
+
+
+class EngineClient(Protocol):
+    """An engine that is running in this event loop."""
+
+    @property
+    def config(self) -> OmniConfig: ...
+
+    @property
+    def pipeline(self) -> PipelineConfig: ...
+
+    def generate(
+        self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None
+    ) -> AsyncIterator[OmniRequestOutput]:
+        """Submits a request and yields its events; the last one has `finished` set (with `error` set if it failed).
+
+        Closing the iterator early aborts the request. Raises RequestError (4xx) or OmniError(OVERLOADED, 429) at the
+        first `__anext__` when the request is not admitted; an error found later by a stage comes as the last event.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> bool:
+        """Ends a request with finish reason "abort"; False when there is none of that id."""
+        ...
+
+    def health(self) -> Health: ...
+
+    def render_metrics(self) -> bytes:
+        """Prometheus text exposition."""
+        ...

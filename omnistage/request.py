@@ -1,0 +1,96 @@
+"""What a user asks (`OmniRequest`) and what comes back (`OmniRequestOutput`)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from omnistage.errors import ErrorInfo
+from omnistage.payload import MultimodalPayload
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One request, as plain data; media are float32 / uint8 arrays in `media`, never paths or URLs.
+
+    `task` picks an entry of the pipeline's graph ("chat", "completion", "speech", "transcription", "image", ...).
+    `prompt` is one user message, `raw_prompt` is used verbatim. Message content parts that are media hold
+    `{"type": "audio" | "image" | "video" | ..., "media": key}` with `key` into `media`.
+    `modalities` None means every final output of the task. `sampling` is per stage name. `params` carries the model's
+    own parameter names (spec of the model). `timeout` is seconds from admission.
+    """
+
+    id: str
+    task: str = "chat"
+    prompt: str | None = None
+    raw_prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    modalities: tuple[str, ...] | None = None
+    voice: str | None = None
+    sampling: dict[str, dict[str, Any]] = {}
+    seed: int | None = None
+    priority: int = 0
+    timeout: float | None = None
+    params: dict[str, Any] = {}
+
+
+class StageMetrics(msgspec.Struct, omit_defaults=True):
+    """Times in seconds on the machine's monotonic clock differences, counts as they say."""
+
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    handoff_s: float = 0.0
+    steps: int = 0
+    chunks_out: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    extra: dict[str, float] = {}
+
+
+class RequestMetrics(msgspec.Struct, omit_defaults=True):
+    """Per-request figures; None where the modality does not occur.
+
+    E2EL counts from admission to the last output, TTFT to the first text, TPOT per token after the first, TTFP to the
+    first media packet, RTF = wall time / audio duration.
+    """
+
+    e2el_s: float = 0.0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    ttfp_s: float | None = None
+    rtf: float | None = None
+    audio_s: float | None = None
+    stages: dict[str, StageMetrics] = {}
+
+
+class OmniRequestOutput(msgspec.Struct, kw_only=True):
+    """One event of a request's answer.
+
+    Stream events carry one modality's delta: `text` + `token_ids` for text, `payload` for media, and `seq`, which counts
+    from 0 per (stage, modality). The last event of a request has `finished` set, a `finish_reason`, and the metrics;
+    exactly one such event comes, and nothing after it.
+    """
+
+    request_id: str
+    stage: str = ""
+    modality: str = ""
+    seq: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    payload: MultimodalPayload | None = None
+    final: bool = False
+    finished: bool = False
+    finish_reason: FinishReason | None = None
+    seed: int | None = None
+    metrics: RequestMetrics | None = None
+    error: ErrorInfo | None = None
