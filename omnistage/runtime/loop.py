@@ -1,0 +1,326 @@
+"""The loop of one stage replica: messages in, engine steps, messages out. One thread owns all of it.
+
+It waits on its socket (or on the engine's wake-up) only when the engine has nothing to do, and it is the one place
+where an exception of a stage becomes an error of a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from omnistage.connectors.hub import ConnectorHub
+from omnistage.errors import ErrorCode, ErrorInfo, OmniError
+from omnistage.messages import Chunk, ChunkKey, FrameBuffer, FromStage, Probe, StageReady, ToStage, Visit, VisitEnd, frame
+from omnistage.request import FinishReason, StageMetrics
+from omnistage.runtime.faults import Faults
+from omnistage.stages.base import Emission, Finished, InputChunk, StageEngine, StageRequest, StepOutput
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 1 << 18
+COUNTERS_INTERVAL_S = 0.2
+UNLIMITED = 1 << 30
+
+
+class Waker:
+    """Wakes a loop from any thread; reading drains it."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._read.fileno()
+
+    def wake(self) -> None:
+        try:
+            self._write.send(b"\0")
+        except BlockingIOError:
+            return  # enough wake-ups are pending already
+
+    def drain(self) -> None:
+        try:
+            self._read.recv(4096)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        self._read.close()
+        self._write.close()
+
+
+@dataclass
+class VisitState:
+    """Books of one request at this replica. Ports map to chunk counts; `unreleased` counts per output port."""
+
+    epoch: int
+    received: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    sent: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    unreleased: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    held: bool = False
+
+
+class StageLoop:
+    """Runs `engine` for one replica. `credits` maps output ports to the chunks that may be in flight per request."""
+
+    def __init__(
+        self,
+        stage: str,
+        engine: StageEngine,
+        sock: socket.socket,
+        hub: ConnectorHub,
+        *,
+        waker: Waker,
+        credits: dict[str, int],
+        faults: Faults | None = None,
+    ) -> None:
+        self._stage = stage
+        self._engine = engine
+        self._socket = sock
+        self._hub = hub
+        self._waker = waker
+        self._credits = credits
+        self._faults = faults or Faults()
+        self._visits: dict[str, VisitState] = {}
+        self._out = FromStage()
+        self._frames = FrameBuffer()
+        self._decode = msgspec.msgpack.Decoder(ToStage).decode
+        self._stopping = False
+        self._counters_at = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._selector.register(waker, selectors.EVENT_READ)
+
+    def run(self, ready: StageReady) -> None:
+        """Reports `ready`, then serves until the socket closes or a shutdown message comes."""
+        self._out.ready = ready
+        try:
+            while not self._stopping:
+                self._turn()
+            self._flush(idle=True)
+        except (BrokenPipeError, ConnectionResetError):
+            logger.info("stage %s: the orchestrator is gone", self._stage)
+        finally:
+            self._engine.close()
+            self._selector.close()
+
+    def _turn(self) -> None:
+        busy = self._engine.has_work()
+        if not busy:
+            self._faults.hit("going_idle")
+            self._check_idle()
+        self._flush(idle=not busy)
+        self._receive(block=not busy)
+        if self._engine.has_work():
+            self._step()
+
+    # -- messages in
+
+    def _receive(self, *, block: bool) -> None:
+        for key, _ in self._selector.select(None if block else 0):
+            if key.fileobj is self._waker:
+                self._waker.drain()
+                continue
+            data = self._socket.recv(RECEIVE_BYTES)
+            if not data:
+                self._stopping = True
+            for raw in self._frames.push(data):
+                self._apply(self._decode(raw))
+
+    def _apply(self, message: ToStage) -> None:
+        self._faults.hit("message_received")
+        for visit in message.aborts:
+            self._abort(visit)
+        for key in message.released:
+            self._released(key)
+        for request in message.adds:
+            self._add(request)
+        for chunk in message.chunks:
+            self._deliver(chunk)
+        for probe in message.probes:
+            self._probe(probe)
+        if message.shutdown:
+            self._faults.hit("shutdown_received")
+            self._stopping = True
+
+    def _abort(self, visit: Visit) -> None:
+        self._faults.hit("before_abort", visit.request_id)
+        state = self._visits.get(visit.request_id)
+        if state is not None and state.epoch == visit.epoch:
+            self._drop(visit.request_id)
+        self._out.aborted.append(visit)
+        self._faults.hit("after_abort", visit.request_id)
+
+    def _drop(self, request_id: str) -> None:
+        self._engine.abort(request_id)
+        self._visits.pop(request_id, None)
+
+    def _released(self, key: ChunkKey) -> None:
+        self._faults.hit("before_release", key.request_id)
+        self._hub.release(key)
+        state = self._visits.get(key.request_id)
+        if state is None or state.epoch != key.epoch:
+            return
+        state.unreleased[key.source.partition(".")[2]] -= 1
+        self._update_hold(key.request_id, state)
+
+    def _add(self, request: StageRequest) -> None:
+        self._visits[request.request_id] = VisitState(request.epoch)
+
+        def add() -> None:
+            self._faults.hit("before_add", request.request_id)
+            self._engine.add(request)
+            self._faults.hit("after_add", request.request_id)
+
+        self._guard(request.request_id, add)
+
+    def _deliver(self, chunk: Chunk) -> None:
+        key = chunk.key
+        action = self._faults.hit("chunk_received", key.request_id)
+        for _ in range({"drop": 0, "duplicate": 2}.get(action or "", 1)):
+            state = self._visits.get(key.request_id)
+            if state is None or state.epoch != key.epoch:
+                self._out.consumed.append(key)
+                continue
+            self._feed(chunk, state)
+
+    def _feed(self, chunk: Chunk, state: VisitState) -> None:
+        key, expected = chunk.key, state.received[chunk.port]
+        if key.seq != expected:
+            self._out.consumed.append(key)
+            text = f"chunk {key.seq} of {key.source} came where {expected} was due"
+            self._fail(key.request_id, ErrorInfo(ErrorCode.HANDOFF, text, stage=self._stage, edge=key.source))
+            return
+        state.received[chunk.port] += 1
+
+        def feed() -> None:
+            self._faults.hit("before_feed", key.request_id)
+            payload = self._hub.load(chunk, lambda: self._out.consumed.append(key))
+            self._engine.feed(
+                InputChunk(request_id=key.request_id, port=chunk.port, seq=key.seq, final=chunk.final, payload=payload)
+            )
+            self._faults.hit("after_feed", key.request_id)
+
+        self._guard(key.request_id, feed)
+
+    def _probe(self, probe: Visit) -> None:
+        self._faults.hit("probe_received", probe.request_id)
+        state = self._visits.get(probe.request_id)
+        known = state is not None and state.epoch == probe.epoch
+        received = dict(state.received) if state is not None and known else {}
+        self._out.probes.append(Probe(probe.request_id, probe.epoch, known, received))
+
+    # -- the engine
+
+    def _step(self) -> None:
+        try:
+            self._faults.hit("before_step")
+            output = self._engine.step()
+        except Exception:  # noqa: BLE001  supervisor boundary: find the culprit, keep its batch mates
+            logger.exception("stage %s: a step failed; stepping its requests one by one", self._stage)
+            self._isolate()
+            return
+        self._collect(output)
+        self._faults.hit("after_step")
+
+    def _isolate(self) -> None:
+        for request_id in sorted(self._engine.request_ids()):
+            self._guard(request_id, lambda only=frozenset((request_id,)): self._collect(self._engine.step(only)))
+
+    def _guard(self, request_id: str, action: Callable[[], None]) -> None:
+        """Runs what belongs to one request; an exception ends that request and nothing else."""
+        try:
+            action()
+        except OmniError as error:
+            info = error.info if error.info.stage else msgspec.structs.replace(error.info, stage=self._stage)
+            self._fail(request_id, info)
+        except Exception as error:  # noqa: BLE001  supervisor boundary: any fault of model code ends one request
+            logger.exception("stage %s: request failed", self._stage)
+            text = f"stage {self._stage} failed on this request ({type(error).__name__})"
+            self._fail(request_id, ErrorInfo(ErrorCode.STAGE_FAILED, text, stage=self._stage))
+
+    def _fail(self, request_id: str, info: ErrorInfo) -> None:
+        state = self._visits.get(request_id)
+        if state is None:
+            return
+        self._drop(request_id)
+        end = VisitEnd(request_id, state.epoch, FinishReason.ERROR, StageMetrics(), dict(state.sent), info)
+        self._out.finished.append(end)
+
+    def _collect(self, output: StepOutput) -> None:
+        self._out.batch.extend(output.batch)
+        for emission in output.emissions:
+            self._emit(emission)
+        for finished in output.finished:
+            self._finish(finished)
+
+    def _emit(self, emission: Emission) -> None:
+        state = self._visits[emission.request_id]
+        seq = state.sent[emission.port]
+        state.sent[emission.port] = seq + 1
+        key = ChunkKey(emission.request_id, state.epoch, f"{self._stage}.{emission.port}", seq)
+        if emission.port not in self._credits:
+            return  # nobody reads this port in any graph of the pipeline
+        self._faults.hit("before_store", emission.request_id)
+        chunk = self._hub.store(emission.port, key, emission.final, emission.payload)
+        action = self._faults.hit("after_store", emission.request_id)
+        state.unreleased[emission.port] += 1
+        self._out.chunks.extend([chunk] * {"drop": 0, "duplicate": 2}.get(action or "", 1))
+        self._update_hold(emission.request_id, state)
+
+    def _update_hold(self, request_id: str, state: VisitState) -> None:
+        held = any(count >= self._credits.get(port, UNLIMITED) for port, count in state.unreleased.items())
+        if held != state.held:
+            state.held = held
+            self._engine.hold(request_id, held)
+
+    def _finish(self, finished: Finished) -> None:
+        self._faults.hit("before_finish", finished.request_id)
+        state = self._visits.pop(finished.request_id)
+        self._out.finished.append(
+            VisitEnd(
+                finished.request_id, state.epoch, finished.reason, finished.metrics, dict(state.sent), finished.error
+            )
+        )
+        self._faults.hit("after_finish", finished.request_id)
+
+    # -- messages out
+
+    def _check_idle(self) -> None:
+        if self._visits or self._engine.request_ids():
+            return
+        self._engine.check_integrity()
+        self._hub.check_integrity()
+
+    def _flush(self, *, idle: bool) -> None:
+        now = time.monotonic()
+        out = self._out
+        something = out.chunks or out.consumed or out.finished or out.aborted or out.batch or out.probes or out.ready
+        if not something:
+            return
+        if idle or now - self._counters_at > COUNTERS_INTERVAL_S:
+            self._counters_at = now
+            out.counters = self._engine.counters() | self._hub.counters() | {"visits": float(len(self._visits))}
+        self._out = FromStage()
+        self._faults.hit("before_send")
+        self._socket.sendall(frame(out))
+        self._faults.hit("after_send")
+
+
+def report_fatal(sock: socket.socket, info: ErrorInfo) -> None:
+    """Tells the orchestrator why this replica cannot run."""
+    try:
+        sock.sendall(frame(FromStage(fatal=info)))
+    except OSError:
+        logger.error("stage %s: %s", info.stage, info.message)
+
+
