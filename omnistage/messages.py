@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-
 import msgspec
 
 from omnistage.errors import ErrorInfo
@@ -146,5 +145,3 @@ class FrameBuffer:
         if size > MAX_FRAME_BYTES:
             raise ValueError(f"frame of {size} bytes")
         return size
-
-

@@ -76,8 +76,8 @@ class RequestMetrics(msgspec.Struct, omit_defaults=True):
 class OmniRequestOutput(msgspec.Struct, kw_only=True):
     """One event of a request's answer.
 
-    Stream events carry one modality's delta: `text` + `token_ids` for text, `payload` for media, and `seq`, which counts
-    from 0 per (stage, modality). The last event of a request has `finished` set, a `finish_reason`, and the metrics;
+    Stream events carry one modality's delta: `text` + `token_ids` for text, `payload` for media, and `seq`, which
+    counts from 0 per (stage, modality). The last event of a request has `finished` set, a `finish_reason`, and the metrics;
     exactly one such event comes, and nothing after it.
     """
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from omnistage.faults import FaultSpec
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 
@@ -92,8 +93,7 @@ class ClientInput(msgspec.Struct, kw_only=True):
 class RequestPlan(msgspec.Struct, kw_only=True):
     """How one request runs through the graph: the stages it visits, what each is told, what the client puts in.
 
-    `params` is per stage, plain data. `outputs` lists client ports ("client.<port>" edge targets) that the request wants.
-    `spoken` etc. are model matters and belong in `params`.
+    `params` is per stage, plain data. `outputs` lists the client ports (targets of "client.<port>" edges) it wants.
     """
 
     stages: tuple[str, ...]
@@ -113,7 +113,7 @@ Planner = Callable[[OmniRequest, dict[str, MultimodalPayload], "OmniConfig"], Re
 
 
 class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A model family's topology. `plan` is a pure function of the request (no torch); `RequestError` when it cannot run.
+    """A model family's topology. `plan` is a pure, torch-free function; it raises RequestError when it cannot run.
 
     `variant_for` picks a variant from a checkpoint folder's config when the deploy file names none; `default_model` is
     the reference that a built-in name stands for; `deploy` the file name of the built-in deploy file beside it.
@@ -160,6 +160,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_model_len: Annotated[int, msgspec.Meta(ge=0)] = 0
     prefix_caching: bool = True
     arena_mb: Positive = 16
+    faults: tuple[FaultSpec, ...] = ()
     options: dict[str, int | float | bool | str] = {}
     sampling: dict[str, Any] = {}
 
@@ -190,7 +191,10 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The one resolved configuration. `origins` maps dotted keys ("stages.thinker.dtype") to where the value came from."""
+    """The one resolved configuration. `origins` maps dotted keys ("stages.thinker.dtype") to where values came from.
+
+    `model_path` is a local folder, or "" for a built-in pipeline that fetches its own weights into `cache_dir`.
+    """
 
     model: str
     model_path: str
@@ -200,6 +204,7 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     edges: dict[str, EdgeConfig]
     limits: LimitsConfig
     served_name: str = ""
+    cache_dir: str = ""
     origins: dict[str, str] = {}
 
 

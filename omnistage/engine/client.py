@@ -24,7 +24,7 @@ class ReplicaHealth(msgspec.Struct, kw_only=True):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """`ready` when every stage has a ready replica and the engine is not draining; `healthy` when nothing has failed."""
+    """`ready`: every stage has a ready replica and the engine is not draining; `healthy`: all replicas are ready."""
 
     ready: bool
     healthy: bool

@@ -13,14 +13,26 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from omnistage.connectors.hub import ConnectorHub
 from omnistage.errors import ErrorCode, ErrorInfo, OmniError
-from omnistage.messages import Chunk, ChunkKey, FrameBuffer, FromStage, Probe, StageReady, ToStage, Visit, VisitEnd, frame
+from omnistage.faults import Faults
+from omnistage.messages import (
+    Chunk,
+    ChunkKey,
+    FrameBuffer,
+    FromStage,
+    Probe,
+    StageReady,
+    ToStage,
+    Visit,
+    VisitEnd,
+    frame,
+)
 from omnistage.request import FinishReason, StageMetrics
-from omnistage.runtime.faults import Faults
 from omnistage.stages.base import Emission, Finished, InputChunk, StageEngine, StageRequest, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -225,7 +237,7 @@ class StageLoop:
         try:
             self._faults.hit("before_step")
             output = self._engine.step()
-        except Exception:  # noqa: BLE001  supervisor boundary: find the culprit, keep its batch mates
+        except Exception:
             logger.exception("stage %s: a step failed; stepping its requests one by one", self._stage)
             self._isolate()
             return
@@ -233,8 +245,11 @@ class StageLoop:
         self._faults.hit("after_step")
 
     def _isolate(self) -> None:
+        def step_alone(request_id: str) -> None:
+            self._collect(self._engine.step(frozenset((request_id,))))
+
         for request_id in sorted(self._engine.request_ids()):
-            self._guard(request_id, lambda only=frozenset((request_id,)): self._collect(self._engine.step(only)))
+            self._guard(request_id, partial(step_alone, request_id))
 
     def _guard(self, request_id: str, action: Callable[[], None]) -> None:
         """Runs what belongs to one request; an exception ends that request and nothing else."""
@@ -243,7 +258,7 @@ class StageLoop:
         except OmniError as error:
             info = error.info if error.info.stage else msgspec.structs.replace(error.info, stage=self._stage)
             self._fail(request_id, info)
-        except Exception as error:  # noqa: BLE001  supervisor boundary: any fault of model code ends one request
+        except Exception as error:
             logger.exception("stage %s: request failed", self._stage)
             text = f"stage {self._stage} failed on this request ({type(error).__name__})"
             self._fail(request_id, ErrorInfo(ErrorCode.STAGE_FAILED, text, stage=self._stage))
@@ -322,5 +337,3 @@ def report_fatal(sock: socket.socket, info: ErrorInfo) -> None:
         sock.sendall(frame(FromStage(fatal=info)))
     except OSError:
         logger.error("stage %s: %s", info.stage, info.message)
-
-

@@ -19,8 +19,8 @@ from omnistage.sampling import SamplingParams
 class StageRequest(msgspec.Struct, kw_only=True):
     """A request as one stage sees it.
 
-    `inputs` are the ports that will deliver chunks, `outputs` the ports that somebody reads in this request (others need
-    not be computed). `epoch` counts replays: chunks of older epochs are dropped by the loop, never seen by an engine.
+    `inputs` are the ports that will deliver chunks, `outputs` the ports that somebody reads in this request (others
+    need not be computed). `epoch` counts replays: chunks of older epochs are dropped by the loop, never seen by an engine.
     """
 
     request_id: str

@@ -1,0 +1,100 @@
+"""What a model reference stands for: a built-in name, a local folder, or a Hugging Face id."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnistage.config.registry import PIPELINES, pipeline_for_architecture
+from omnistage.errors import ConfigError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
+_CONFIG_FILES = ("model_index.json", "modular_model_index.json", "config.json")
+
+
+class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
+    """`path` is a local folder, or "" for a built-in pipeline that fetches its own weights."""
+
+    reference: str
+    pipeline: str
+    path: str
+    served_name: str
+
+
+def resolve_model(reference: str, pipeline: str | None = None) -> ModelRef:
+    """Raises ConfigError when the reference names nothing, or a folder that no pipeline serves.
+
+    `pipeline` (from the deploy file) is used as given. Hub ids obey the usual offline variables of huggingface_hub.
+    """
+    if reference in PIPELINES:
+        return ModelRef(reference=reference, pipeline=pipeline or reference, path="", served_name=reference)
+    folder = Path(reference).expanduser()
+    if folder.is_dir():
+        name = pipeline or _pipeline_of(folder)
+        return ModelRef(
+            reference=reference, pipeline=name, path=str(folder.resolve()), served_name=folder.resolve().name
+        )
+    if _HUB_ID.fullmatch(reference) and not reference.startswith("."):
+        path = _snapshot(reference)
+        return ModelRef(
+            reference=reference, pipeline=pipeline or _pipeline_of(path), path=str(path), served_name=reference
+        )
+    raise ConfigError(
+        f"model: {reference!r} is no folder, no hub id and no built-in name ({', '.join(sorted(PIPELINES))})",
+        param="model",
+    )
+
+
+def _snapshot(reference: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(reference, ignore_patterns=["*.py", "*.bin", "*.pt", "*.pth", "*.pickle"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"model: {reference!r} could not be fetched from the hub ({type(error).__name__}); "
+            "check the name and the network, or give a local folder",
+            param="model",
+        ) from None
+
+
+def architectures_of(folder: Path) -> list[str]:
+    """The class names that a checkpoint's index or config declares. Raises ConfigError when there is none."""
+    for name in _CONFIG_FILES:
+        file = folder / name
+        if file.is_file():
+            return _declared(_read_json(file))
+    raise ConfigError(f"model: folder {folder.name!r} has none of {', '.join(_CONFIG_FILES)}", param="model")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: {file.name} cannot be read: {error}", param="model") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"model: {file.name} is not a JSON object", param="model")
+    return data
+
+
+def _declared(data: dict[str, Any]) -> list[str]:
+    names = data.get("architectures") or data.get("_class_name") or []
+    return [names] if isinstance(names, str) else [str(name) for name in names]
+
+
+def _pipeline_of(folder: Path) -> str:
+    declared = architectures_of(folder)
+    for architecture in declared:
+        name = pipeline_for_architecture(architecture)
+        if name is not None:
+            return name
+    raise ConfigError(
+        f"model: no pipeline serves architecture {', '.join(declared) or '(none declared)'}; "
+        f"known pipelines: {', '.join(sorted(PIPELINES))}",
+        param="model",
+    )

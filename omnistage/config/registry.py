@@ -1,0 +1,36 @@
+"""The model families: one line each. A family's module is imported only when its name is used."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+
+from omnistage.config.model import PipelineConfig
+from omnistage.errors import ConfigError
+
+PIPELINES: dict[str, str] = {
+    "smol-speech": "omnistage.models.smol_speech.pipeline:PIPELINE",
+    "echo3": "omnistage.testing.echo3:PIPELINE",
+}
+
+
+def load_pipeline(name: str) -> PipelineConfig:
+    """The declaration of a built-in pipeline. Raises ConfigError with the nearest name."""
+    target = PIPELINES.get(name)
+    if target is None:
+        near = difflib.get_close_matches(name, PIPELINES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(PIPELINES))}"
+        raise ConfigError(f"pipeline: unknown name {name!r}; {hint}", param="pipeline")
+    module, _, attribute = target.partition(":")
+    pipeline = vars(importlib.import_module(module))[attribute]
+    if not isinstance(pipeline, PipelineConfig):
+        raise ConfigError(f"pipeline: {target} is not a PipelineConfig", param="pipeline")
+    return pipeline
+
+
+def pipeline_for_architecture(architecture: str) -> str | None:
+    """The name of the pipeline that serves a checkpoint whose config names `architecture`."""
+    for name in PIPELINES:
+        if architecture in load_pipeline(name).architectures:
+            return name
+    return None

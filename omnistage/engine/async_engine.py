@@ -1,0 +1,214 @@
+"""AsyncOmniEngine: the composition root. Builds orchestrator and runtime for one resolved configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+import msgspec
+
+from omnistage.config.model import OmniConfig, PipelineConfig
+from omnistage.config.registry import load_pipeline
+from omnistage.engine.admission import Admission
+from omnistage.engine.client import Health, ReplicaHealth
+from omnistage.engine.metrics import EngineMetrics
+from omnistage.engine.orchestrator import Orchestrator
+from omnistage.engine.record import ClientEvent, RequestRecord, Timing
+from omnistage.errors import ErrorCode, IntegrityError, OmniError, RequestError
+from omnistage.payload import MultimodalPayload
+from omnistage.request import OmniRequest, OmniRequestOutput
+from omnistage.runtime.stage_runtime import StageRuntime
+
+SEED_BITS = 31
+
+
+class AsyncOmniEngine:
+    """An `EngineClient`. Lives in one event loop; use as an async context manager or call `start` and `stop`."""
+
+    def __init__(self, config: OmniConfig) -> None:
+        self._config = config
+        self._pipeline = load_pipeline(config.pipeline)
+        self._metrics = EngineMetrics()
+        self._admission = Admission(config.limits)
+        self._orchestrator = Orchestrator(config, self._pipeline, self._metrics)
+        self._runtime: StageRuntime | None = None
+        self._draining = False
+
+    @property
+    def config(self) -> OmniConfig:
+        return self._config
+
+    @property
+    def pipeline(self) -> PipelineConfig:
+        return self._pipeline
+
+    @property
+    def orchestrator(self) -> Orchestrator:
+        return self._orchestrator
+
+    @property
+    def runtime(self) -> StageRuntime:
+        if self._runtime is None:
+            raise OmniError("the engine is not started", code=ErrorCode.UNAVAILABLE)
+        return self._runtime
+
+    async def start(self) -> None:
+        """Starts all stages. Raises StageError naming the stage and the cause."""
+        self._runtime = StageRuntime(self._config, self._pipeline, self._orchestrator)
+        self._orchestrator.attach(self._runtime)
+        self._metrics.watch(lambda: list(self.runtime.replicas.values()), self.gauges)
+        await self._runtime.start()
+
+    async def stop(self) -> None:
+        """Ends everything now; live requests end with finish reason "abort"."""
+        self._draining = True
+        for request_id in list(self._orchestrator.records):
+            self._orchestrator.abort(request_id)
+        if self._runtime is not None:
+            await self._runtime.stop()
+
+    async def drain(self) -> None:
+        """Admits nothing more and returns when live requests have ended, or after `limits.drain_timeout_s`."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(self._config.limits.drain_timeout_s):
+                await self.idle()
+        except TimeoutError:
+            return
+
+    async def idle(self) -> None:
+        """Returns when no request is left, acknowledgements included."""
+        while self._orchestrator.records:
+            await self._orchestrator.until_change()
+
+    async def __aenter__(self) -> AsyncOmniEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # -- requests
+
+    async def generate(
+        self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None
+    ) -> AsyncIterator[OmniRequestOutput]:
+        """See `EngineClient.generate`."""
+        try:
+            record = await self._admit(request, media or {})
+        except OmniError as error:
+            self._metrics.count_rejection(error.info.code)
+            raise
+        try:
+            async for output in self._events(record):
+                yield output
+        finally:
+            self._orchestrator.abort(record.id)
+            self._orchestrator.drop_events(record)
+            self._admission.leave()
+
+    async def _admit(self, request: OmniRequest, media: dict[str, MultimodalPayload]) -> RequestRecord:
+        if self._draining:
+            raise RequestError("the server is shutting down", code=ErrorCode.UNAVAILABLE, retry_after_s=1.0)
+        arrived = asyncio.get_running_loop().time()
+        if request.task not in self._pipeline.tasks:
+            known = ", ".join(self._pipeline.tasks)
+            raise RequestError(f"{self._pipeline.name} has no task {request.task!r}; it has {known}", param="task")
+        self._check_stage_names(request)
+        plan = self._pipeline.plan(request, media, self._config)
+        await self._admission.enter(request.priority)
+        try:
+            if request.id in self._orchestrator.records:
+                raise RequestError(f"a request with id {request.id!r} is running", param="id")
+            self._orchestrator.check_runnable(plan)
+            record = RequestRecord(
+                request=request,
+                plan=plan,
+                media=media,
+                edges=self._orchestrator.active_edges(plan),
+                seed=request.seed if request.seed is not None else secrets.randbits(SEED_BITS),
+                timing=Timing(admitted=arrived),
+            )
+            self._orchestrator.begin(record)
+        except BaseException:
+            self._admission.leave()
+            raise
+        return record
+
+    def _check_stage_names(self, request: OmniRequest) -> None:
+        unknown = [stage for stage in request.sampling if stage not in self._config.stages]
+        if unknown:
+            known = ", ".join(self._config.stages)
+            raise RequestError(f"sampling: no stage {unknown[0]!r}; stages are {known}", param=f"sampling.{unknown[0]}")
+
+    async def _events(self, record: RequestRecord) -> AsyncIterator[OmniRequestOutput]:
+        """Events in order; each is acknowledged when the caller comes back for the next."""
+        while True:
+            while not record.events:
+                record.wake.clear()
+                await record.wake.wait()
+            event = record.events.popleft()
+            output = self._numbered(record, event)
+            self._orchestrator.taken(record, event)
+            yield output
+            if output.finished:
+                return
+
+    def _numbered(self, record: RequestRecord, event: ClientEvent) -> OmniRequestOutput:
+        if event.output.finished:
+            metrics = self._metrics.request_metrics(record)
+            if event.output.error is None:
+                self._metrics.observe_request(record.request.task, metrics)
+            return msgspec.structs.replace(event.output, metrics=metrics)
+        return msgspec.structs.replace(event.output, seq=record.sent[event.source].chunks)
+
+    async def abort(self, request_id: str) -> bool:
+        return self._orchestrator.abort(request_id)
+
+    # -- state
+
+    def gauges(self) -> dict[str, float]:
+        return {
+            "requests_running": float(self._admission.running),
+            "requests_waiting": float(self._admission.waiting),
+            "request_records": float(len(self._orchestrator.records)),
+            "outstanding_chunks": float(self._orchestrator.outstanding_chunks),
+        }
+
+    def health(self) -> Health:
+        replicas = list(self.runtime.replicas.values()) if self._runtime is not None else []
+        by_stage = {stage: [r for r in replicas if r.id.stage == stage] for stage in self._config.stages}
+        ready = all(any(replica.ready for replica in group) for group in by_stage.values())
+        return Health(
+            ready=ready and not self._draining,
+            healthy=ready and all(replica.ready for replica in replicas),
+            draining=self._draining,
+            replicas=[
+                ReplicaHealth(
+                    stage=replica.id.stage,
+                    replica=replica.id.index,
+                    state=replica.state,
+                    pid=self.runtime.pid_of(replica),
+                    restarts=replica.restarts,
+                    detail=replica.detail,
+                )
+                for replica in replicas
+            ],
+        )
+
+    def render_metrics(self) -> bytes:
+        return self._metrics.render()
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when an idle engine still holds something."""
+        if self._orchestrator.records:
+            return
+        if self._orchestrator.outstanding_chunks:
+            raise IntegrityError(f"{self._orchestrator.outstanding_chunks} chunks outstanding in an idle engine")
+        self.runtime.client_hub.check_integrity()
+        if self.runtime.client_hub.held():
+            raise IntegrityError("the client's connector still stores payloads")

@@ -1,0 +1,491 @@
+"""Orchestrator: takes each request through its stages: routing, ordering, credit, deadlines, cancellation, replay.
+
+It sees every chunk's header and never a payload byte, except those on their way to the client. All methods run in one
+event loop; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from omnistage.config.model import CLIENT, EdgeSpec, OmniConfig, PipelineConfig, RequestPlan
+from omnistage.engine.delivery import client_output, without_sent
+from omnistage.engine.metrics import EngineMetrics
+from omnistage.engine.record import ClientEvent, Outstanding, RequestRecord, StageVisit
+from omnistage.engine.router import Router
+from omnistage.errors import ErrorCode, ErrorInfo, RequestError
+from omnistage.messages import Chunk, ChunkKey, Extent, FromStage, Probe, Visit, VisitEnd
+from omnistage.request import FinishReason, OmniRequestOutput
+from omnistage.runtime.plan import ReplicaId, variant_of
+from omnistage.runtime.stage_runtime import CLIENT_REPLICA, Replica, StageRuntime
+from omnistage.sampling import SamplingParams, sampling_params
+from omnistage.stages.base import StageRequest
+
+logger = logging.getLogger(__name__)
+
+MAX_REPLAYS = 2
+
+
+class Orchestrator:
+    """See the module docstring. `attach` gives it the runtime whose replicas it drives."""
+
+    def __init__(self, config: OmniConfig, pipeline: PipelineConfig, metrics: EngineMetrics) -> None:
+        self._config = config
+        self._pipeline = pipeline
+        self._variant = variant_of(config, pipeline)
+        self._metrics = metrics
+        self._records: dict[str, RequestRecord] = {}
+        self._outstanding: dict[ChunkKey, Outstanding] = {}
+        self._router = Router(config)
+        self._runtime: StageRuntime | None = None
+        self._on_gone: list[asyncio.Future[None]] = []
+
+    def attach(self, runtime: StageRuntime) -> None:
+        self._runtime = runtime
+
+    @property
+    def runtime(self) -> StageRuntime:
+        assert self._runtime is not None, "attach() comes first"
+        return self._runtime
+
+    @property
+    def records(self) -> dict[str, RequestRecord]:
+        """Live requests by id, those that wait for abort acknowledgements included."""
+        return self._records
+
+    @property
+    def outstanding_chunks(self) -> int:
+        return len(self._outstanding)
+
+    # -- a request begins
+
+    def active_edges(self, plan: RequestPlan) -> tuple[EdgeSpec, ...]:
+        """The edges of the graph that carry something in this request."""
+        stages = set(plan.stages)
+        given = {item.port for item in plan.inputs}
+        wanted = set(plan.outputs)
+
+        def active(edge: EdgeSpec) -> bool:
+            source = edge.source_port in given if edge.source_stage == CLIENT else edge.source_stage in stages
+            target = edge.target_port in wanted if edge.target_stage == CLIENT else edge.target_stage in stages
+            return source and target
+
+        return tuple(edge for edge in self._variant.edges if active(edge))
+
+    def check_runnable(self, plan: RequestPlan) -> None:
+        """Raises RequestError (503) naming the first stage of the plan that has no replica ready."""
+        for stage in plan.stages:
+            if not any(replica.ready for replica in self.runtime.of_stage(stage)):
+                raise RequestError(
+                    f"stage {stage} is not ready", code=ErrorCode.UNAVAILABLE, stage=stage, retry_after_s=1.0
+                )
+
+    def sampling_for(self, record: RequestRecord, stage: str) -> SamplingParams:
+        settings = self._config.stages[stage]
+        asked = record.request.sampling.get(stage, {})
+        return sampling_params(stage, settings.sampling, record.plan.params.get(stage, {}).get("sampling", {}), asked)
+
+    def begin(self, record: RequestRecord) -> None:
+        """Starts an admitted request. Raises RequestError for bad sampling parameters."""
+        for stage in record.plan.stages:
+            self.sampling_for(record, stage)
+        self._records[record.id] = record
+        record.progress = self._now()
+        self._arm(record)
+        self._dispatch_all(record)
+
+    def _dispatch_all(self, record: RequestRecord) -> None:
+        fed = {edge.target_stage for edge in record.edges if edge.source_stage != CLIENT}
+        for stage in record.plan.stages:
+            if stage not in fed:
+                self._visit(record, stage)
+        for item in record.plan.inputs:
+            key = ChunkKey(record.id, record.epoch, f"{CLIENT}.{item.port}", 0)
+            chunk = self.runtime.client_hub.store(item.port, key, True, item.payload)
+            self._route(record, CLIENT_REPLICA, chunk)
+
+    def _arm(self, record: RequestRecord) -> None:
+        loop = asyncio.get_running_loop()
+        limit = record.request.timeout or self._config.limits.request_timeout_s
+        record.timers.append(loop.call_later(limit, self._timed_out, record, limit))
+        self._watch_later(record)
+
+    def _timed_out(self, record: RequestRecord, limit: float) -> None:
+        where = ", ".join(stage for stage, visit in record.visits.items() if visit.state != "ended")
+        self.fail(record, ErrorInfo(ErrorCode.DEADLINE, f"not finished within {limit:g} s (at: {where})"))
+
+    # -- stages and chunks
+
+    def _visit(self, record: RequestRecord, stage: str) -> StageVisit:
+        visit = record.visits.get(stage)
+        if visit is None:
+            replica = self._router.pick(record, self.runtime.of_stage(stage))
+            visit = record.visits[stage] = StageVisit(replica.id)
+            if replica.ready:
+                self._activate(record, stage, visit)
+        return visit
+
+    def _activate(self, record: RequestRecord, stage: str, visit: StageVisit) -> None:
+        replica = self.runtime.replicas[visit.replica]
+        visit.state = "active"
+        replica.load += 1
+        replica.outbox().adds.append(
+            StageRequest(
+                request_id=record.id,
+                epoch=record.epoch,
+                inputs=tuple(edge.target_port for edge in record.edges if edge.target_stage == stage),
+                outputs=tuple(dict.fromkeys(e.source_port for e in record.edges if e.source_stage == stage)),
+                params=record.plan.params.get(stage, {}),
+                sampling=self.sampling_for(record, stage),
+                seed=record.seed,
+                priority=record.request.priority,
+            )
+        )
+        waiting, visit.waiting = visit.waiting, []
+        for chunk in waiting:
+            replica.outbox().chunks.append(chunk)
+
+    def _route(self, record: RequestRecord, producer: ReplicaId, chunk: Chunk) -> None:
+        """Hands a chunk to everyone who reads its port in this request."""
+        source, key = chunk.key.source, chunk.key
+        due = record.received[source]
+        if key.seq != due:
+            kind = "twice" if key.seq < due else "before its turn"
+            if key.seq > due:
+                self._release(producer, key)
+            text = f"chunk {key.seq} of {source} came {kind} ({due} was due)"
+            self.fail(record, ErrorInfo(ErrorCode.HANDOFF, text, stage=producer.stage, edge=source))
+            return
+        record.received[source] = due + 1
+        if chunk.final:
+            record.closed.add(source)
+        edges = record.edges_from(source)
+        readers = [self._reader(record, edge) for edge in edges]
+        self._outstanding[key] = Outstanding(chunk, producer, readers)
+        for edge in edges:
+            self._send(record, edge, chunk)
+        if not edges:
+            self._consumed(CLIENT_REPLICA, key)
+
+    def _reader(self, record: RequestRecord, edge: EdgeSpec) -> ReplicaId:
+        if edge.target_stage == CLIENT:
+            return CLIENT_REPLICA
+        return self._visit(record, edge.target_stage).replica
+
+    def _send(self, record: RequestRecord, edge: EdgeSpec, chunk: Chunk) -> None:
+        if edge.target_stage == CLIENT:
+            self._to_client(record, edge, chunk)
+            return
+        settings = self._config.edges.get(edge.name)
+        if settings is None or settings.async_chunk:
+            self._to_stage(record, edge, chunk)
+            return
+        record.withheld[edge.source].append(chunk)
+        if chunk.final:
+            for held in record.withheld.pop(edge.source):
+                self._to_stage(record, edge, held)
+
+    def _to_stage(self, record: RequestRecord, edge: EdgeSpec, chunk: Chunk) -> None:
+        visit = self._visit(record, edge.target_stage)
+        visit.delivered[edge.target_port] += 1
+        chunk = Chunk(
+            chunk.key, chunk.replica, chunk.final, chunk.header, chunk.nbytes, chunk.body, chunk.offset, chunk.local,
+            edge.target_port,
+        )  # fmt: skip
+        if visit.state == "parked":
+            visit.waiting.append(chunk)
+        elif visit.state == "active":
+            self.runtime.replicas[visit.replica].outbox().chunks.append(chunk)
+        else:
+            self._consumed(visit.replica, chunk.key)  # the stage ended without needing it
+
+    def _to_client(self, record: RequestRecord, edge: EdgeSpec, chunk: Chunk) -> None:
+        output = client_output(self.runtime.client_hub, edge, chunk)
+        skip = record.skip.get(edge.source)
+        kept = output if skip is None else without_sent(output, skip)
+        if kept is None:
+            self._consumed(CLIENT_REPLICA, chunk.key)
+            return
+        record.push(ClientEvent(kept, chunk.key, edge.source))
+
+    # -- messages of replicas (RuntimeListener)
+
+    def on_message(self, replica: Replica, message: FromStage) -> None:
+        now = self._now()
+        for key in message.consumed:
+            self._consumed(replica.id, key)
+        for request_id in message.batch:
+            record = self._records.get(request_id)
+            if record is not None:
+                record.progress = now
+        for chunk in message.chunks:
+            self._on_chunk(replica, chunk, now)
+        for end in message.finished:
+            self._on_finished(replica, end)
+        for visit in message.aborted:
+            self._on_aborted(replica, visit)
+        for probe in message.probes:
+            self._on_probe(replica, probe)
+        self._metrics.observe_stage(replica, message)
+
+    def _on_chunk(self, replica: Replica, chunk: Chunk, now: float) -> None:
+        record = self._current(chunk.key.request_id, chunk.key.epoch)
+        if record is None:
+            self._release(replica.id, chunk.key)
+            return
+        record.progress = now
+        self._route(record, replica.id, chunk)
+
+    def _current(self, request_id: str, epoch: int) -> RequestRecord | None:
+        record = self._records.get(request_id)
+        return record if record is not None and record.epoch == epoch and not record.ending else None
+
+    def _consumed(self, reader: ReplicaId, key: ChunkKey) -> None:
+        entry = self._outstanding.get(key)
+        if entry is None or (reader not in entry.readers and entry.readers):
+            return
+        if entry.readers:
+            entry.readers.remove(reader)
+        if not entry.readers:
+            del self._outstanding[key]
+            self._release(entry.producer, key)
+
+    def _release(self, producer: ReplicaId, key: ChunkKey) -> None:
+        if producer == CLIENT_REPLICA:
+            self.runtime.client_hub.release(key)
+        else:
+            self.runtime.replicas[producer].outbox().released.append(key)
+
+    def _on_finished(self, replica: Replica, end: VisitEnd) -> None:
+        record = self._current(end.request_id, end.epoch)
+        if record is None:
+            self._acknowledge(replica, Visit(end.request_id, end.epoch), load=True)
+            return
+        replica.load -= 1
+        stage = replica.id.stage
+        record.visits[stage].state = "ended"
+        record.metrics[stage] = end.metrics
+        record.reasons[stage] = end.reason
+        if end.error is not None:
+            self.fail(record, end.error)
+            return
+        self._check_sent(record, stage, end)
+        self._maybe_complete(record)
+
+    def _check_sent(self, record: RequestRecord, stage: str, end: VisitEnd) -> None:
+        for source in dict.fromkeys(edge.source for edge in record.edges if edge.source_stage == stage):
+            sent, came = end.sent.get(source.partition(".")[2], 0), record.received[source]
+            if sent != came:
+                text = f"chunk {came} of {source} was lost ({sent} were sent)"
+            elif source not in record.closed:
+                text = f"{source} was never closed"
+            else:
+                continue
+            self.fail(record, ErrorInfo(ErrorCode.HANDOFF, text, stage=stage, edge=source))
+            return
+
+    def _maybe_complete(self, record: RequestRecord) -> None:
+        done = all(stage in record.visits and record.visits[stage].state == "ended" for stage in record.plan.stages)
+        if done and not record.ending:
+            self._terminate(record, self._finish_reason(record), None)
+
+    def _finish_reason(self, record: RequestRecord) -> FinishReason:
+        speaking = {edge.source_stage for edge in record.edges if edge.target_stage == CLIENT}
+        first = next((stage for stage in record.plan.stages if stage in speaking), None)
+        return record.reasons.get(first, FinishReason.STOP) if first is not None else FinishReason.STOP
+
+    # -- a request ends
+
+    def fail(self, record: RequestRecord, info: ErrorInfo) -> None:
+        """Ends a request with an error: what was already produced still reaches the client first."""
+        if not record.ending:
+            self._terminate(record, FinishReason.ERROR, info)
+
+    def abort(self, request_id: str) -> bool:
+        record = self._records.get(request_id)
+        if record is None or record.ending:
+            return False
+        self._terminate(record, FinishReason.ABORT, None)
+        return True
+
+    def _terminate(self, record: RequestRecord, reason: FinishReason, error: ErrorInfo | None) -> None:
+        record.ending = True
+        record.error = error
+        record.cancel_timers()
+        record.timing.ended = self._now()
+        self._abort_visits(record)
+        for chunks in record.withheld.values():
+            for chunk in chunks:
+                self._discard(chunk.key)
+        record.withheld.clear()
+        final = OmniRequestOutput(
+            request_id=record.id,
+            finished=True,
+            finish_reason=reason,
+            seed=record.seed,
+            metrics=self._metrics.request_metrics(record),
+            error=error,
+        )
+        record.push(ClientEvent(final))
+        self._metrics.count_request(record, reason)
+        self._maybe_forget(record)
+
+    def _abort_visits(self, record: RequestRecord) -> None:
+        for visit in record.visits.values():
+            for chunk in visit.waiting:
+                self._discard(chunk.key)
+            visit.waiting.clear()
+            if visit.state == "active":
+                record.acks.add((visit.replica, record.epoch))
+                self.runtime.replicas[visit.replica].outbox().aborts.append(Visit(record.id, record.epoch))
+            visit.state = "ended"
+
+    def _discard(self, key: ChunkKey) -> None:
+        """Drops a chunk that was not delivered to any stage."""
+        entry = self._outstanding.pop(key, None)
+        if entry is not None:
+            self._release(entry.producer, key)
+
+    def _on_aborted(self, replica: Replica, visit: Visit) -> None:
+        self._acknowledge(replica, visit, load=True)
+
+    def _acknowledge(self, replica: Replica, visit: Visit, *, load: bool) -> None:
+        record = self._records.get(visit.request_id)
+        if record is None or (replica.id, visit.epoch) not in record.acks:
+            return
+        record.acks.discard((replica.id, visit.epoch))
+        replica.load -= load
+        self._maybe_forget(record)
+
+    def _maybe_forget(self, record: RequestRecord) -> None:
+        if record.ending and not record.acks:
+            self._records.pop(record.id, None)
+            for waiter in self._on_gone:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._on_gone.clear()
+
+    async def until_change(self) -> None:
+        """Returns when the next record is forgotten."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._on_gone.append(waiter)
+        await waiter
+
+    # -- the client's side
+
+    def taken(self, record: RequestRecord, event: ClientEvent) -> None:
+        """The client has an event: notes what it has seen and gives the producer its credit back."""
+        self._metrics.observe_delivery(record, event.output, self._now())
+        if event.key is None:
+            return
+        record.delivered_stages.add(event.output.stage)
+        sent = record.sent[event.source]
+        sent.chunks += 1
+        sent.text += event.output.text
+        sent.tokens += len(event.output.token_ids)
+        if event.output.payload is not None and "audio" in event.output.payload.tensors:
+            sent.samples += event.output.payload["audio"].shape[-1]
+        self._consumed(CLIENT_REPLICA, event.key)
+
+    def drop_events(self, record: RequestRecord) -> None:
+        """The client will not take what is still queued."""
+        for event in record.events:
+            if event.key is not None:
+                self._consumed(CLIENT_REPLICA, event.key)
+        record.events.clear()
+
+    # -- replicas that come and go (RuntimeListener)
+
+    def extents_of(self, replica: ReplicaId) -> list[Extent]:
+        return [
+            Extent(key, entry.chunk.offset, entry.chunk.nbytes)
+            for key, entry in self._outstanding.items()
+            if entry.producer == replica and entry.chunk.offset >= 0
+        ]
+
+    def on_ready(self, replica: Replica) -> None:
+        for record in list(self._records.values()):
+            for stage, visit in record.visits.items():
+                if visit.replica == replica.id and visit.state == "parked" and not record.ending:
+                    self._activate(record, stage, visit)
+
+    def on_down(self, replica: Replica, cause: str) -> None:
+        for key, entry in list(self._outstanding.items()):
+            if replica.id in entry.readers:
+                self._consumed(replica.id, key)
+        for record in list(self._records.values()):
+            for ack in [ack for ack in record.acks if ack[0] == replica.id]:
+                record.acks.discard(ack)
+            visit = record.visits.get(replica.id.stage)
+            if not record.ending and visit is not None and visit.replica == replica.id and visit.state == "active":
+                self._replay_or_fail(record, replica, cause)
+            self._maybe_forget(record)
+
+    def _replay_or_fail(self, record: RequestRecord, replica: Replica, cause: str) -> None:
+        """Runs a request again from its inputs unless the client has bytes that derive from the dead stage."""
+        stage = replica.id.stage
+        record.visits[stage].state = "ended"
+        if record.delivered_stages & record.descendants(stage) or record.epoch >= MAX_REPLAYS:
+            info = ErrorInfo(ErrorCode.STAGE_DIED, f"stage {stage} died ({cause})", stage=stage)
+            self.fail(record, info)
+            return
+        logger.warning("request %s is replayed: stage %s died", record.id, stage)
+        self._abort_visits(record)
+        self.drop_events(record)
+        record.epoch += 1
+        record.skip = {source: replace(sent) for source, sent in record.sent.items()}
+        for books in (record.visits, record.received, record.closed, record.withheld):
+            books.clear()
+        self._dispatch_all(record)
+
+    # -- lost hand-offs
+
+    def _deadline(self, record: RequestRecord) -> float:
+        names = {edge.name for edge in record.edges}
+        return min((e.deadline_s for name, e in self._config.edges.items() if name in names), default=30.0)
+
+    def _watch_later(self, record: RequestRecord) -> None:
+        loop = asyncio.get_running_loop()
+        due = record.progress + self._deadline(record) - self._now()
+        record.timers[1:] = [loop.call_later(max(0.0, due), self._watch, record)]
+
+    def _watch(self, record: RequestRecord) -> None:
+        """No stage spoke of the request for a deadline: ask those that hold it; silence means a stalled stage."""
+        if self._now() - record.progress < self._deadline(record) or not _expects_stage(record):
+            if self._now() - record.progress >= self._deadline(record):
+                record.progress = self._now()
+            self._watch_later(record)
+            return
+        active = {stage: visit for stage, visit in record.visits.items() if visit.state == "active"}
+        if record.probed:
+            stage = next(iter(active))
+            self.fail(record, ErrorInfo(ErrorCode.HANDOFF, f"stage {stage} stalled", stage=stage))
+            return
+        record.probed = True
+        for visit in active.values():
+            self.runtime.replicas[visit.replica].outbox().probes.append(Visit(record.id, record.epoch))
+        record.timers[1:] = [asyncio.get_running_loop().call_later(self._deadline(record), self._watch, record)]
+
+    def _on_probe(self, replica: Replica, probe: Probe) -> None:
+        record = self._current(probe.request_id, probe.epoch)
+        if record is None:
+            return
+        visit = record.visits[replica.id.stage]
+        for port, count in visit.delivered.items():
+            got = probe.received.get(port, 0)
+            if visit.state == "active" and got < count:
+                edge = next(e for e in record.edges if e.target == f"{replica.id.stage}.{port}")
+                text = f"chunk {got} of {edge.source} never reached stage {replica.id.stage}"
+                self.fail(record, ErrorInfo(ErrorCode.HANDOFF, text, stage=replica.id.stage, edge=edge.name))
+                return
+        record.probed = False
+        record.progress = self._now()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _expects_stage(record: RequestRecord) -> bool:
+    return any(visit.state == "active" for visit in record.visits.values())

@@ -1,0 +1,124 @@
+"""The orchestrator's books of one request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from omnistage.config.model import EdgeSpec, RequestPlan
+from omnistage.errors import ErrorInfo
+from omnistage.messages import Chunk, ChunkKey
+from omnistage.payload import MultimodalPayload
+from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput, StageMetrics
+from omnistage.runtime.plan import ReplicaId
+
+
+@dataclass
+class StageVisit:
+    """A request at one stage: on which replica, in which state. `delivered` counts chunks per input source."""
+
+    replica: ReplicaId
+    state: Literal["parked", "active", "ended"] = "parked"
+    delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    waiting: list[Chunk] = field(default_factory=list)
+
+
+@dataclass
+class Outstanding:
+    """A chunk that its producer still stores: `readers` must consume it first (the client is "client/0")."""
+
+    chunk: Chunk
+    producer: ReplicaId
+    readers: list[ReplicaId]
+
+
+@dataclass
+class Sent:
+    """What the client has of one output port: enough to go on after a replay without repeating it."""
+
+    chunks: int = 0
+    text: str = ""
+    tokens: int = 0
+    samples: int = 0
+
+
+@dataclass
+class ClientEvent:
+    """An output on its way to the client; `key` is the chunk to acknowledge once it is taken."""
+
+    output: OmniRequestOutput
+    key: ChunkKey | None = None
+    source: str = ""
+
+
+@dataclass
+class Timing:
+    """Monotonic seconds; None where it has not happened."""
+
+    admitted: float
+    first_text: float | None = None
+    last_text: float | None = None
+    first_media: float | None = None
+    ended: float | None = None
+    text_tokens: int = 0
+    audio_samples: int = 0
+    sample_rate: int = 0
+
+
+@dataclass
+class RequestRecord:
+    """State of a request from admission to the last acknowledgement.
+
+    States: running -> ending (terminal event given, aborts not yet acknowledged) -> gone. `epoch` counts replays;
+    `acks` are the aborts that stages have not acknowledged yet.
+    """
+
+    request: OmniRequest
+    plan: RequestPlan
+    media: dict[str, MultimodalPayload]
+    edges: tuple[EdgeSpec, ...]
+    seed: int
+    timing: Timing
+    epoch: int = 0
+    ending: bool = False
+    visits: dict[str, StageVisit] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    closed: set[str] = field(default_factory=set)
+    withheld: dict[str, list[Chunk]] = field(default_factory=lambda: defaultdict(list))
+    acks: set[tuple[ReplicaId, int]] = field(default_factory=set)
+    events: deque[ClientEvent] = field(default_factory=deque)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    sent: dict[str, Sent] = field(default_factory=lambda: defaultdict(Sent))
+    skip: dict[str, Sent] = field(default_factory=dict)
+    delivered_stages: set[str] = field(default_factory=set)
+    metrics: dict[str, StageMetrics] = field(default_factory=dict)
+    reasons: dict[str, FinishReason] = field(default_factory=dict)
+    progress: float = 0.0
+    probed: bool = False
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    error: ErrorInfo | None = None
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    def edges_from(self, source: str) -> list[EdgeSpec]:
+        return [edge for edge in self.edges if edge.source == source]
+
+    def push(self, event: ClientEvent) -> None:
+        self.events.append(event)
+        self.wake.set()
+
+    def cancel_timers(self) -> None:
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+
+    def descendants(self, stage: str) -> set[str]:
+        """`stage` and every stage that its output can reach in this request."""
+        reached = {stage}
+        for _ in self.plan.stages:
+            reached |= {edge.target_stage for edge in self.edges if edge.source_stage in reached}
+        return reached

@@ -1,0 +1,115 @@
+"""One process (or the engine's own) that hosts replicas: its start, its end, its sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+
+import msgspec
+
+from omnistage.config.model import OmniConfig, PipelineConfig
+from omnistage.connectors.inline import LocalStore
+from omnistage.runtime.plan import HostPlan, ReplicaPlan, WorkerPlan
+from omnistage.runtime.replica import run_replica
+
+STOP_TIMEOUT_S = 5.0
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Host:
+    """Launches one host plan. The links of its replicas close when it ends; `wait()` then reaps it."""
+
+    def __init__(self, plan: HostPlan, config: OmniConfig, pipeline: PipelineConfig, store: LocalStore) -> None:
+        self.plan = plan
+        self._config = config
+        self._pipeline = pipeline
+        self._store = store
+        self._process: asyncio.subprocess.Process | None = None
+        self._lifeline: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def pid(self) -> int | None:
+        if self.plan.is_main:
+            return os.getpid()
+        return self._process.pid if self._process is not None else None
+
+    async def start(self, plans: list[ReplicaPlan]) -> None:
+        """`plans` hold the replica ends of sockets, which pass into the host's ownership."""
+        if self.plan.is_main:
+            self._start_threads(plans)
+        else:
+            await self._start_process(plans)
+
+    def _start_threads(self, plans: list[ReplicaPlan]) -> None:
+        if "torch" not in sys.modules:
+            os.environ.update(_environment(self.plan.threads, keep=True))
+        self._threads = [
+            threading.Thread(
+                target=run_replica,
+                args=(self._config, self._pipeline, plan, self._store),
+                name=str(plan.replica),
+                daemon=True,
+            )
+            for plan in plans
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def _start_process(self, plans: list[ReplicaPlan]) -> None:
+        ours, theirs = socket.socketpair()
+        passed = {theirs.fileno()}
+        for plan in plans:
+            passed |= {plan.socket_fd, plan.arena_fd, *(fd for _, _, fd in plan.reads)}
+        command = (sys.executable, "-m", "omnistage.runtime.worker", self.plan.name, str(theirs.fileno()))
+        environment = dict(os.environ) | _environment(self.plan.threads, keep=False)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, pass_fds=tuple(passed), env=environment, stdin=asyncio.subprocess.DEVNULL
+            )
+        finally:
+            theirs.close()
+            for plan in plans:
+                os.close(plan.socket_fd)
+        self._lifeline = ours
+        worker = WorkerPlan(config=self._config, threads=self.plan.threads, replicas=plans)
+        raw = msgspec.msgpack.encode(worker)
+        await asyncio.to_thread(ours.sendall, len(raw).to_bytes(4, "little") + raw)
+
+    async def wait(self) -> str:
+        """Reaps the host, killing what is left of it; returns how it ended, in words."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+        if self._process is not None:
+            if self._process.returncode is None:
+                try:
+                    await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+                except TimeoutError:
+                    self.kill()
+            code = await self._process.wait()
+            return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, STOP_TIMEOUT_S)
+        return "its thread ended"
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+
+def _environment(threads: int, *, keep: bool) -> dict[str, str]:
+    """Thread counts and a passive wait policy, which must be set before torch is imported.
+
+    OpenMP's default of spinning makes stages that share cores several times slower. `keep` leaves what the user set.
+    """
+    wanted = {name: str(threads) for name in _THREAD_VARIABLES} | {"OMP_WAIT_POLICY": "PASSIVE"}
+    return {name: value for name, value in wanted.items() if not keep or name not in os.environ}
+
+
+def replica_socket() -> tuple[socket.socket, int]:
+    """Our end of a new socket pair and the descriptor of the replica's end."""
+    ours, theirs = socket.socketpair()
+    return ours, theirs.detach()

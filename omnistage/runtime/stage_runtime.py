@@ -1,0 +1,267 @@
+"""StageRuntime: the replicas of all stages: launch, readiness, restart with back-off, shutdown.
+
+It knows nothing of requests. The orchestrator hears of messages and of replicas that come up or go down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, Protocol
+
+from omnistage.config.model import CLIENT, OmniConfig, PipelineConfig
+from omnistage.connectors.arena import Arena, ArenaView, create_arena_file
+from omnistage.connectors.hub import ConnectorHub
+from omnistage.connectors.inline import InlineConnector, LocalStore
+from omnistage.connectors.shm import ShmConnector
+from omnistage.errors import ErrorInfo, StageError
+from omnistage.messages import Extent, FromStage, StageReady, ToStage
+from omnistage.runtime.host import Host, replica_socket
+from omnistage.runtime.link import Link
+from omnistage.runtime.plan import (
+    MAIN_HOST,
+    HostPlan,
+    ReplicaId,
+    ReplicaPlan,
+    host_of,
+    host_plans,
+    inline_ports,
+    port_credits,
+    variant_of,
+)
+
+logger = logging.getLogger(__name__)
+
+CLIENT_REPLICA = ReplicaId(CLIENT, 0)
+CLIENT_ARENA_MB = 64
+BACKOFF_FIRST_S = 0.05
+BACKOFF_LAST_S = 10.0
+
+State = Literal["starting", "ready", "restarting", "failed", "stopped"]
+
+
+class RuntimeListener(Protocol):
+    """Who hears from the replicas (the orchestrator)."""
+
+    def on_message(self, replica: Replica, message: FromStage) -> None: ...
+
+    def on_ready(self, replica: Replica) -> None: ...
+
+    def on_down(self, replica: Replica, cause: str) -> None:
+        """The replica holds nothing any more; it will be restarted unless the runtime is stopping."""
+        ...
+
+    def extents_of(self, replica: ReplicaId) -> list[Extent]:
+        """What consumers still view of the arena of a replica that is about to start."""
+        ...
+
+
+@dataclass
+class Replica:
+    """One replica as the orchestrator sees it. `load` counts its live requests, `counters` are its last report."""
+
+    id: ReplicaId
+    host: str
+    state: State = "starting"
+    link: Link | None = None
+    load: int = 0
+    restarts: int = 0
+    detail: str = ""
+    ready_info: StageReady | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+    fatal: ErrorInfo | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ready"
+
+    def outbox(self) -> ToStage:
+        """What the replica will be told at the end of this turn; lost when it is down."""
+        return self.link.outbox() if self.link is not None else ToStage()
+
+
+class StageRuntime:
+    """Owns hosts, arenas and links. All methods belong to one event loop."""
+
+    def __init__(self, config: OmniConfig, pipeline: PipelineConfig, listener: RuntimeListener) -> None:
+        self._config = config
+        self._pipeline = pipeline
+        self._listener = listener
+        self._variant = variant_of(config, pipeline)
+        self._plans = host_plans(config)
+        self._store = LocalStore()
+        self._hosts: dict[str, Host] = {}
+        self._arenas: dict[ReplicaId, int] = {}
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._restarts: dict[str, asyncio.Task[None]] = {}
+        self.replicas: dict[ReplicaId, Replica] = {
+            replica: Replica(replica, plan.name) for plan in self._plans for replica in plan.replicas
+        }
+        self._create_arenas()
+        self.client_hub = self._client_hub()
+
+    def of_stage(self, stage: str) -> list[Replica]:
+        return [replica for replica in self.replicas.values() if replica.id.stage == stage]
+
+    def pid_of(self, replica: Replica) -> int | None:
+        host = self._hosts.get(replica.host)
+        return host.pid if host is not None else None
+
+    # -- start and stop
+
+    async def start(self) -> None:
+        """Launches everything and returns when all replicas are ready.
+
+        Raises StageError naming the stage and the cause as soon as one fails; nothing is left running then.
+        """
+        await asyncio.gather(*(self._launch(plan) for plan in self._plans))
+        try:
+            async with asyncio.timeout(self._config.limits.start_timeout_s):
+                await self._until_started()
+        except TimeoutError:
+            waiting = ", ".join(str(r.id) for r in self.replicas.values() if not r.ready)
+            await self.stop()
+            raise StageError(
+                f"not ready within limits.start_timeout_s = {self._config.limits.start_timeout_s:g} s: {waiting}"
+            ) from None
+        except StageError:
+            await self.stop()
+            raise
+
+    async def _until_started(self) -> None:
+        while not all(replica.ready for replica in self.replicas.values()):
+            for replica in self.replicas.values():
+                if replica.state == "restarting" or replica.fatal is not None:
+                    cause = replica.fatal.message if replica.fatal is not None else replica.detail
+                    raise StageError(f"stage {replica.id.stage} did not start: {cause}", stage=replica.id.stage)
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def stop(self) -> None:
+        """Ends all replicas: a shutdown message, then the lifeline, then a kill."""
+        self._stopping = True
+        for task in self._restarts.values():
+            task.cancel()
+        for replica in self.replicas.values():
+            replica.outbox().shutdown = True
+        await asyncio.gather(*(host.wait() for host in self._hosts.values()))
+        for replica in self.replicas.values():
+            if replica.link is not None:
+                replica.link.close()
+        for fd in self._arenas.values():
+            os.close(fd)
+        self._arenas.clear()
+
+    def kill(self, replica: Replica) -> None:
+        """Ends a replica's process at once (a stalled stage); it is restarted like any that died."""
+        host = self._hosts.get(replica.host)
+        if host is not None and not host.plan.is_main:
+            host.kill()
+
+    # -- launching
+
+    def _create_arenas(self) -> None:
+        for replica in self.replicas:
+            self._arenas[replica] = create_arena_file(self._config.stages[replica.stage].arena_mb << 20)
+        self._arenas[CLIENT_REPLICA] = create_arena_file(CLIENT_ARENA_MB << 20)
+
+    def _client_hub(self) -> ConnectorHub:
+        producers = {edge.source_stage for edge in self._variant.edges if edge.target_stage == CLIENT}
+        views = {(r.stage, r.index): ArenaView(fd) for r, fd in self._arenas.items() if r.stage in producers}
+        ports = inline_ports(self._config, self._variant, self._plans, MAIN_HOST, CLIENT)
+        shm = ShmConnector(0, Arena(self._arenas[CLIENT_REPLICA]), views)
+        return ConnectorHub(InlineConnector(self._store, 0), shm, ports)
+
+    async def _launch(self, plan: HostPlan) -> None:
+        host = Host(plan, self._config, self._pipeline, self._store)
+        self._hosts[plan.name] = host
+        loop = asyncio.get_running_loop()
+        replica_plans: list[ReplicaPlan] = []
+        for replica_id in plan.replicas:
+            replica = self.replicas[replica_id]
+            ours, theirs = replica_socket()
+            replica.link = Link(self._hears(replica), self._closes(replica, host))
+            replica.fatal = None
+            await loop.create_unix_connection(partial(_same, replica.link), sock=ours)
+            replica_plans.append(self._replica_plan(replica_id, theirs))
+        await host.start(replica_plans)
+
+    def _hears(self, replica: Replica) -> Callable[[FromStage], None]:
+        return lambda message: self._on_message(replica, message)
+
+    def _closes(self, replica: Replica, host: Host) -> Callable[[], None]:
+        return lambda: self._on_closed(replica, host)
+
+    def _replica_plan(self, replica: ReplicaId, socket_fd: int) -> ReplicaPlan:
+        stage = self._config.stages[replica.stage]
+        producers = {edge.source_stage for edge in self._variant.edges if edge.target_stage == replica.stage}
+        host = host_of(self._plans, replica).name
+        return ReplicaPlan(
+            replica=replica,
+            socket_fd=socket_fd,
+            arena_fd=self._arenas[replica],
+            reads=[(r.stage, r.index, fd) for r, fd in self._arenas.items() if r.stage in producers],
+            inline_ports=inline_ports(self._config, self._variant, self._plans, host, replica.stage),
+            credits=port_credits(self._config, self._variant, replica.stage),
+            extents=self._listener.extents_of(replica),
+            faults=stage.faults if self.replicas[replica].restarts == 0 else (),
+        )
+
+    # -- events of replicas
+
+    def _on_message(self, replica: Replica, message: FromStage) -> None:
+        if message.counters:
+            replica.counters = message.counters
+        if message.fatal is not None:
+            replica.fatal = message.fatal
+            replica.detail = message.fatal.message
+            self._changed.set()
+        if message.ready is not None:
+            replica.ready_info = message.ready
+            replica.state = "ready"
+            replica.detail = ""
+            self._changed.set()
+            self._listener.on_ready(replica)
+        self._listener.on_message(replica, message)
+
+    def _on_closed(self, replica: Replica, host: Host) -> None:
+        if self._stopping:
+            replica.state = "stopped"
+            return
+        if self._hosts.get(host.plan.name) is not host:
+            return
+        replica.link = None
+        if host.plan.name not in self._restarts:
+            self._restarts[host.plan.name] = asyncio.create_task(self._restart(host))
+
+    async def _restart(self, host: Host) -> None:
+        """Takes a whole host down, tells the orchestrator, and launches it anew after a growing pause."""
+        ended = [self.replicas[replica] for replica in host.plan.replicas]
+        for replica in ended:
+            replica.state = "restarting"
+            replica.restarts += 1
+            replica.load = 0
+            if replica.link is not None:
+                replica.link.close()
+                replica.link = None
+        host.kill()
+        how = await host.wait()
+        for replica in ended:
+            replica.detail = replica.detail or how
+            logger.error("stage %s went down: %s", replica.id, replica.detail)
+            self._listener.on_down(replica, replica.detail)
+        self._changed.set()
+        restarts = max(replica.restarts for replica in ended)
+        await asyncio.sleep(min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (restarts - 1)))
+        del self._restarts[host.plan.name]
+        if not self._stopping:
+            await self._launch(host.plan)
+
+
+def _same(link: Link) -> Link:
+    return link
