@@ -57,7 +57,7 @@ def hf_name(gguf_name: str) -> str:
 
 
 def unpermute(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Undoes llama.cpp's row order of q and k ([heads * width, in]; rotary pairs interleaved) to halves, as HF has it."""
+    """From llama.cpp's row order of q and k ([heads * width, in]; rotary pairs side by side) to HF's halves."""
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, columns))
@@ -114,11 +114,8 @@ def _config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _generation_config(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: fields[f"tokenizer.ggml.{source}"] for name, source in _special_ids().items()}
-
-
-def _special_ids() -> dict[str, str]:
-    return {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+    sources = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+    return {name: fields[f"tokenizer.ggml.{source}"] for name, source in sources.items()}
 
 
 def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:

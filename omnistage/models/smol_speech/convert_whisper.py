@@ -1,8 +1,8 @@
 """Whisper tiny.en from a CTranslate2 `model.bin` to a Hugging Face folder.
 
-File format (CTranslate2 `model_spec.py`, binary versions 4 to 6), little-endian: u32 version, string spec, u32 revision,
-u32 count, then per variable: string name, u8 rank, u32 per dimension, u8 dtype, u32 bytes, raw data; then u32 count of
-aliases (string, string). A string is u16 length (with the final NUL) and its bytes.
+File format (CTranslate2 `model_spec.py`, binary versions 4 to 6), little-endian: u32 version, string spec, u32
+revision, u32 count, then per variable: string name, u8 rank, u32 per dimension, u8 dtype, u32 bytes, raw data; then
+aliases, which tiny.en does not need. A string is u16 length (with the final NUL) and its bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_variables(path: Path) -> dict[str, Array]:
 
 
 def hf_tensors(variables: dict[str, Array]) -> dict[str, Array]:
-    """fp32 tensors under the names of transformers' WhisperForConditionalGeneration (tied output projection left out)."""
+    """fp32 tensors, named as in transformers' WhisperForConditionalGeneration (without the tied output projection)."""
     tensors: dict[str, Array] = {}
     for side in ("encoder", "decoder"):
         for index in range(_LAYERS):
@@ -82,7 +82,7 @@ def _layer(variables: dict[str, Array], source: str, target: str, crosses: bool)
 
 
 def _stacked(variables: dict[str, Array], source: str, target: str, parts: tuple[str, ...]) -> dict[str, Array]:
-    """Projections stored as one matrix, row block after row block. Whisper's key projection has no bias (stored zero)."""
+    """Projections stored as one matrix, row block after row block. The key projection has no bias (stored as zeros)."""
     weights = np.split(_float32(variables[f"{source}/weight"]), len(parts))
     biases = np.split(_float32(variables[f"{source}/bias"]), len(parts))
     tensors: dict[str, Array] = {}

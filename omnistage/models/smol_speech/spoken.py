@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (the look-alike characters of other scripts are meant)
 """What is said for what is written: readings that the grapheme-to-phoneme front end does not produce. Torch-free.
 
 Numbers, dates, units, currencies and titles are its own business; here come addresses, markup, formulas and pictures.
@@ -20,7 +21,8 @@ _BULLET = re.compile(r"(?m)^\s*[-*+•]\s+")
 _QUOTE = re.compile(r"(?m)^\s*>\s+")
 _LIST_NUMBER = re.compile(r"(?m)^(\s*\d+)[.)]\s+(?=\S)")
 _RULE = re.compile(r"(?m)^\s*(?:[-*_=]\s*){3,}$")
-_EMPHASIS = re.compile(r"(\*{1,3}|__|~~)(?=\S)(.+?)(?<=\S)\1", re.DOTALL)
+_EMPHASIS = re.compile(r"(?<![\w)])(\*{1,3}|__|~~)(?=\S)(.+?)(?<=\S)\1", re.DOTALL)
+_ABOUT = re.compile(r"(?<!\S)~(?=\d)")
 _OPERAND = r"[\w)²³]"
 _TIMES = re.compile(rf"(?<={_OPERAND})\s*[*⋅·]\s*(?=[\w(])")
 _MINUS = re.compile(r"(?<=[\d)])\s+[-−–]\s+(?=[\d(])")
@@ -38,7 +40,6 @@ _WORDS = {
     "∫": "the integral of",
     "∂": "partial",
     "Δ": "delta",
-    "°": "degrees",
     "⁄": "over",
 }
 _ADDRESS_WORDS = {
@@ -98,7 +99,7 @@ def _say_address(address: str) -> str:
 
 
 def _say_formulas(text: str) -> str:
-    text = _TIMES.sub(" times ", text)
+    text = _ABOUT.sub("about ", _TIMES.sub(" times ", text))
     if _FORMULA_MARK.search(text):
         text = _MINUS.sub(" minus ", text)
     text = _NEGATIVE.sub("minus ", text)
@@ -112,6 +113,6 @@ def _is_picture(character: str) -> bool:
     category = unicodedata.category(character)
     if category == "So":
         return character not in "©®™°"
-    return (
-        category in ("Cf", "Cs", "Co", "Cn", "Sk", "Me") or "\ufe00" <= character <= "\ufe0f" or character == "\u20e3"
-    )
+    if category == "Sk":
+        return not character.isascii()
+    return category in ("Cf", "Cs", "Co", "Cn", "Me") or "\ufe00" <= character <= "\ufe0f"
