@@ -16,9 +16,9 @@ import numpy.typing as npt
 ALIGNMENT = 64
 # numpy has no bfloat16: its bits travel as uint16 under the name "bfloat16".
 _NUMPY_DTYPES: dict[str, str] = {"bfloat16": "uint16"}
-_ALLOWED_DTYPES = frozenset(
-    ["bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
-)
+_ALLOWED_DTYPES = frozenset(_NUMPY_DTYPES) | {
+    "bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "complex64",
+}  # fmt: skip
 
 Array = npt.NDArray[Any]
 

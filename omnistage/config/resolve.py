@@ -289,13 +289,10 @@ def _option_value(option: OptionSpec, entry: Entry) -> int | float | bool | str:
         raise ConfigError(f"{entry.key}: {entry.value!r} is not valid: {error} ({entry.origin})") from None
     if option.choices and value not in option.choices:
         raise ConfigError(_unknown(entry.key, str(value), option.choices, entry.origin), param=entry.key)
-    if isinstance(value, str) or isinstance(value, bool):
+    if isinstance(value, (str, bool)):
         return value
     low, high = option.minimum, option.maximum
     if (low is not None and value < low) or (high is not None and value > high):
-        raise ConfigError(
-            f"{entry.key}: {value!r} is out of range {low if low is not None else ''}..{high if high is not None else ''}"
-            f" ({entry.origin})",
-            param=entry.key,
-        )
+        bounds = f"{'' if low is None else low}..{'' if high is None else high}"
+        raise ConfigError(f"{entry.key}: {value!r} is not within {bounds} ({entry.origin})", param=entry.key)
     return value

@@ -68,4 +68,4 @@ def _walk(node: yaml.Node, path: tuple[str, ...], name: str, entries: list[Entry
 
 
 def _plain(node: yaml.Node) -> Any:
-    return yaml.SafeLoader("").construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+    return yaml.SafeLoader("").construct_object(node, deep=True)

@@ -107,6 +107,7 @@ class StageLoop:
         self._frames = FrameBuffer()
         self._decode = msgspec.msgpack.Decoder(ToStage).decode
         self._stopping = False
+        self._counters: dict[str, float] = {}
         self._counters_at = 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
@@ -316,15 +317,20 @@ class StageLoop:
         self._engine.check_integrity()
         self._hub.check_integrity()
 
+    def _report_counters(self, now: float) -> None:
+        counters = self._engine.counters() | self._hub.counters() | {"visits": float(len(self._visits))}
+        if counters != self._counters:
+            self._counters, self._counters_at = counters, now
+            self._out.counters = counters
+
     def _flush(self, *, idle: bool) -> None:
         now = time.monotonic()
         out = self._out
         something = out.chunks or out.consumed or out.finished or out.aborted or out.batch or out.probes or out.ready
-        if not something:
+        if (idle and not self._visits) or (something and now - self._counters_at > COUNTERS_INTERVAL_S):
+            self._report_counters(now)
+        if not something and not out.counters:
             return
-        if idle or now - self._counters_at > COUNTERS_INTERVAL_S:
-            self._counters_at = now
-            out.counters = self._engine.counters() | self._hub.counters() | {"visits": float(len(self._visits))}
         self._out = FromStage()
         self._faults.hit("before_send")
         self._socket.sendall(frame(out))
