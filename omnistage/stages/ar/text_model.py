@@ -1,0 +1,250 @@
+"""Causal text models from a Hugging Face folder, run by the torch backend with their unmodified transformers
+modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from omnistage.config.model import StageConfig, StageContext
+from omnistage.errors import ConfigError, RequestError
+from omnistage.ops.dtype import choose_dtype
+from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
+from omnistage.payload import MultimodalPayload
+from omnistage.request import FinishReason
+from omnistage.stages.ar.chat_template import ChatTemplate, read_json
+from omnistage.stages.ar.detokenizer import Detokenizer, StopStrings
+from omnistage.stages.ar.logprobs import describe, describe_prompt
+from omnistage.stages.ar.model import Constraint, Emitted, Event, Output, Prompt, Sampled, Sequence, Work
+from omnistage.stages.ar.text_prompt import flatten_messages
+from omnistage.stages.ar.torch_backend import TorchBackend
+from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
+from omnistage.stages.base import InputChunk, StageRequest
+
+PROMPT_KEYS = ("messages", "prompt", "raw_prompt", "token_ids")
+_OTHER_KEYS = frozenset({"cache_salt"})
+# Rotary embeddings of these types look at the longest position of the flat batch, which belongs to somebody else.
+_BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+@dataclass(slots=True)
+class TextState:
+    """One request. `transcripts` holds what was said in its audio parts, in order, once `complete`."""
+
+    request: StageRequest
+    text: Detokenizer
+    stops: StopStrings
+    complete: bool
+    transcripts: list[str] = field(default_factory=list)
+    pending: list[Sampled] = field(default_factory=list)
+    said_prompt: bool = False
+
+
+class CausalTextModel:
+    """An `ARModel` for any transformers causal language model with a `tokenizer.json`.
+
+    A request's `params` hold one of "messages" (chat messages), "prompt" (one user message, or the text itself when the
+    model has no chat template), "raw_prompt" (text as it is) and "token_ids"; "cache_salt" separates prefix caches. The
+    port "transcript", if the request has it, delivers `{"texts": [...]}`, one text per audio part of the messages.
+
+    Chunks of the port "text" carry meta `text` (the delta) and `token_ids` (those it came from), `logprobs` if asked
+    for; the final one also `finish_reason` and `usage`. Subclasses override `messages` to compose a conversation
+    and `extra_params` to accept more keys.
+    """
+
+    extra_params: frozenset[str] = frozenset()
+
+    def __init__(self, folder: str | Path, config: StageConfig, *, device: torch.device | None = None) -> None:
+        path = Path(folder)
+        target = device or torch.device("cpu" if config.device == "auto" else config.device)
+        dtype = choose_dtype(config.dtype, target).dtype
+        self._name = config.name
+        self.tokenizer: Tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        self._template = ChatTemplate.load(path)
+        attention = attention_implementation(config.attention_backend)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=attention, local_files_only=True
+        )
+        self._model = model.eval().to(target)
+        self._decoder: Any = self._model.get_decoder()
+        self._head: Any = self._model.get_output_embeddings()
+        self._shape = _shape_of(self._model.config, path, dtype, target)
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._shape
+
+    def open(self, request: StageRequest) -> TextState:
+        known = {*PROMPT_KEYS, *_OTHER_KEYS, *self.extra_params}
+        unknown = sorted(request.params.keys() - known)
+        if unknown:
+            raise RequestError(f"stage {self._name} does not know the parameter {unknown[0]!r}", param=unknown[0])
+        given = [key for key in PROMPT_KEYS if request.params.get(key) is not None]
+        if len(given) != 1:
+            raise RequestError(f"stage {self._name} takes one of {', '.join(PROMPT_KEYS)}, not {given}", param="prompt")
+        return TextState(
+            request=request,
+            text=Detokenizer(self.tokenizer),
+            stops=StopStrings(request.sampling.stop),
+            complete="transcript" not in request.inputs,
+        )
+
+    def feed(self, state: TextState, chunk: InputChunk) -> None:
+        texts = chunk.payload.meta.get("texts", [])
+        if chunk.port != "transcript" or not isinstance(texts, list):
+            raise RequestError(f"stage {self._name} cannot read a chunk for the port {chunk.port!r}", param=chunk.port)
+        state.transcripts += [str(text) for text in texts]
+        state.complete = chunk.final
+        chunk.payload.release()
+
+    def prompt(self, state: TextState) -> Prompt | None:
+        if not state.complete:
+            return None
+        params = state.request.params
+        key = next(key for key in PROMPT_KEYS if params.get(key) is not None)
+        token_ids = params["token_ids"] if key == "token_ids" else self._encode(state, key)
+        if not isinstance(token_ids, list) or not all(type(token) is int for token in token_ids):
+            raise RequestError("token_ids must be a list of integers", param="token_ids")
+        if not token_ids:
+            raise RequestError(f"{key} has no tokens", param=key)
+        return Prompt(token_ids=token_ids, salt=str(params.get("cache_salt", "")).encode(), param=key)
+
+    def messages(self, state: TextState) -> list[dict[str, Any]]:
+        """The conversation that goes into the chat template: each message with its content as one string."""
+        return flatten_messages(state.request.params["messages"], state.transcripts)
+
+    def can_step(self, state: TextState) -> bool:
+        return True
+
+    def constraint(self, state: TextState) -> Constraint | None:
+        return None
+
+    def forward(self, works: list[Work[TextState]], plan: AttentionPlan) -> ForwardResult:
+        ids: list[int] = []
+        positions: list[int] = []
+        for work in works:
+            ids += work.seq.tokens[work.start : work.stop]
+            positions += range(work.start, work.stop)
+        device = self._shape.device
+        result = self._decoder(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=torch.tensor([positions], device=device),
+            use_cache=False,
+            plan=plan,
+        )
+        return ForwardResult(result.last_hidden_state[0])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._head(hidden)
+        return logits
+
+    def sampled(self, works: list[Work[TextState]], hidden: Tensor, tokens: list[int]) -> None:
+        """Nothing follows from a text token but its own embedding."""
+
+    def emit(self, seq: Sequence[TextState], event: Event, memory: SequenceMemory) -> Emitted:
+        state = seq.state
+        text = ""
+        if event.sampled is not None:
+            state.pending.append(event.sampled)
+            if event.finish is not FinishReason.STOP:
+                text = self._push(state, event)
+        stopped = state.stops.found is not None
+        finish = FinishReason.STOP if stopped else event.finish
+        if finish is not None and not stopped:
+            text += state.stops.push(state.text.flush())
+            text += state.stops.flush()
+        if not text and finish is None:
+            return Emitted()
+        payload = self._payload(seq, event, text, finish, memory)
+        return Emitted((Output(port="text", payload=payload, final=finish is not None),), stop=stopped)
+
+    def close(self, state: TextState) -> None:
+        """Nothing is held: chunks are read when they come."""
+
+    def _encode(self, state: TextState, key: str) -> list[int]:
+        if key == "messages":
+            messages = self.messages(state)
+            return self._render(messages, key)
+        text = state.request.params[key]
+        if not isinstance(text, str):
+            raise RequestError(f"{key} must be a string", param=key)
+        if key == "prompt" and self._template is not None:
+            return self._render([{"role": "user", "content": text}], key)
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
+
+    def _render(self, messages: list[dict[str, Any]], key: str) -> list[int]:
+        if self._template is None:
+            raise RequestError(f"the model of stage {self._name} has no chat template: use raw_prompt", param=key)
+        ids: list[int] = self.tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids
+        return ids
+
+    def _push(self, state: TextState, event: Event) -> str:
+        """The text that an ordinary token makes certain. Stop strings begin to count after `min_tokens` tokens."""
+        delta = state.text.push(event.sampled.token) if event.sampled is not None else ""
+        if event.generated <= state.request.sampling.min_tokens:
+            return delta
+        return state.stops.push(delta)
+
+    def _payload(
+        self,
+        seq: Sequence[TextState],
+        event: Event,
+        text: str,
+        finish: FinishReason | None,
+        memory: SequenceMemory,
+    ) -> MultimodalPayload:
+        state = seq.state
+        payload = MultimodalPayload.text(text, token_ids=[one.token for one in state.pending])
+        if seq.params.logprobs:
+            payload.meta["logprobs"] = [describe(self.tokenizer, one) for one in state.pending]
+        if seq.params.prompt_logprobs and not state.said_prompt:
+            state.said_prompt = True
+            payload.meta["prompt_logprobs"] = describe_prompt(self.tokenizer, memory.prompt_logprobs())
+        state.pending = []
+        if finish is not None:
+            payload.meta["finish_reason"] = finish.value
+            payload.meta["usage"] = {
+                "prompt_tokens": seq.prompt_len,
+                "completion_tokens": event.generated,
+                "cached_tokens": seq.cached_tokens,
+            }
+        return payload
+
+
+def text_backend(context: StageContext) -> TorchBackend[TextState]:
+    """Component factory: a causal text model from the model folder."""
+    return TorchBackend(CausalTextModel(context.model_path, context.stage), context.stage)
+
+
+def _shape_of(config: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> ModelShape:
+    """Raises ConfigError for rotary embeddings that depend on the batch."""
+    kind = (config.rope_parameters or {}).get("rope_type", "default")
+    if kind in _BATCH_DEPENDENT_ROPE:
+        raise ConfigError(f"rotary embeddings of type {kind!r} depend on batch mates and are not supported")
+    head_dim = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+    return ModelShape(
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_position_embeddings,
+        dtype=dtype,
+        device=device,
+        eos_token_ids=_eos_ids(folder),
+    )
+
+
+def _eos_ids(folder: Path) -> frozenset[int]:
+    """End tokens: of the generation config, else of the model config."""
+    for name in ("generation_config.json", "config.json"):
+        eos = read_json(folder / name).get("eos_token_id")
+        if eos is not None:
+            return frozenset([eos] if isinstance(eos, int) else eos)
+    return frozenset()
