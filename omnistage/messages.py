@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from omnistage.errors import ErrorInfo
-from omnistage.request import FinishReason, StageMetrics
-from omnistage.stages.base import StageRequest
+from omnistage.request import FinishReason, StageMetrics, StageRequest
 
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH_BYTES = 4

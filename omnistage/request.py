@@ -9,6 +9,7 @@ import msgspec
 
 from omnistage.errors import ErrorInfo
 from omnistage.payload import MultimodalPayload
+from omnistage.sampling import SamplingParams
 
 
 class FinishReason(StrEnum):
@@ -24,7 +25,8 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     `task` picks an entry of the pipeline's graph ("chat", "completion", "speech", "transcription", "image", ...).
     `prompt` is one user message, `raw_prompt` is used verbatim. Message content parts that are media hold
     `{"type": "audio" | "image" | "video" | ..., "media": key}` with `key` into `media`.
-    `modalities` None means every final output of the task. `sampling` is per stage name. `params` carries the model's
+    `modalities` None means every final output of the task. `sampling` is per stage name; the name "" stands for the
+    stage whose text the client reads. `params` carries the model's
     own parameter names (spec of the model). `timeout` is seconds from admission.
     """
 
@@ -77,8 +79,8 @@ class OmniRequestOutput(msgspec.Struct, kw_only=True):
     """One event of a request's answer.
 
     Stream events carry one modality's delta: `text` + `token_ids` for text, `payload` for media, and `seq`, which
-    counts from 0 per (stage, modality). The last event of a request has `finished` set, a `finish_reason`, and the metrics;
-    exactly one such event comes, and nothing after it.
+    counts from 0 per (stage, modality). The last event of a request has `finished` set, a `finish_reason`, and the
+    metrics; exactly one such event comes, and nothing after it.
     """
 
     request_id: str
@@ -94,3 +96,20 @@ class OmniRequestOutput(msgspec.Struct, kw_only=True):
     seed: int | None = None
     metrics: RequestMetrics | None = None
     error: ErrorInfo | None = None
+
+
+class StageRequest(msgspec.Struct, kw_only=True):
+    """A request as one stage sees it.
+
+    `inputs` are the ports that will deliver chunks, `outputs` the ports that somebody reads in this request (others
+    need not be computed). `epoch` counts replays: chunks of older epochs are dropped by the loop, never seen by an engine.
+    """
+
+    request_id: str
+    epoch: int = 0
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    params: dict[str, Any] = {}
+    sampling: SamplingParams = SamplingParams()
+    seed: int = 0
+    priority: int = 0

@@ -140,7 +140,7 @@ class AsyncOmniEngine:
         return record
 
     def _check_stage_names(self, request: OmniRequest) -> None:
-        unknown = [stage for stage in request.sampling if stage not in self._config.stages]
+        unknown = [stage for stage in request.sampling if stage and stage not in self._config.stages]
         if unknown:
             known = ", ".join(self._config.stages)
             raise RequestError(f"sampling: no stage {unknown[0]!r}; stages are {known}", param=f"sampling.{unknown[0]}")

@@ -84,8 +84,15 @@ class Orchestrator:
 
     def sampling_for(self, record: RequestRecord, stage: str) -> SamplingParams:
         settings = self._config.stages[stage]
-        asked = record.request.sampling.get(stage, {})
-        return sampling_params(stage, settings.sampling, record.plan.params.get(stage, {}).get("sampling", {}), asked)
+        planned = record.plan.params.get(stage, {}).get("sampling", {})
+        asked = record.request.sampling
+        for_text = asked.get("", {}) if stage == self._text_stage(record) else {}
+        return sampling_params(stage, settings.sampling, planned, for_text, asked.get(stage, {}))
+
+    def _text_stage(self, record: RequestRecord) -> str:
+        """The stage that parameters without a stage name are for: the first of the plan that gives the client text."""
+        writers = {edge.source_stage for edge in record.edges if edge.target == f"{CLIENT}.text"}
+        return next((stage for stage in record.plan.stages if stage in writers), "")
 
     def begin(self, record: RequestRecord) -> None:
         """Starts an admitted request. Raises RequestError for bad sampling parameters."""

@@ -6,31 +6,15 @@ messages in (`add`, `feed`, `abort`), then `step()` while `has_work()`. Nothing 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from omnistage.errors import ErrorInfo
 from omnistage.payload import MultimodalPayload
-from omnistage.request import FinishReason, StageMetrics
-from omnistage.sampling import SamplingParams
+from omnistage.request import FinishReason, StageMetrics, StageRequest
 
-
-class StageRequest(msgspec.Struct, kw_only=True):
-    """A request as one stage sees it.
-
-    `inputs` are the ports that will deliver chunks, `outputs` the ports that somebody reads in this request (others
-    need not be computed). `epoch` counts replays: chunks of older epochs are dropped by the loop, never seen by an engine.
-    """
-
-    request_id: str
-    epoch: int = 0
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    params: dict[str, Any] = {}
-    sampling: SamplingParams = SamplingParams()
-    seed: int = 0
-    priority: int = 0
+__all__ = ["Emission", "Finished", "InputChunk", "StageEngine", "StageRequest", "StepOutput"]
 
 
 class InputChunk(msgspec.Struct, kw_only=True):

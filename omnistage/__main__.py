@@ -1,0 +1,7 @@
+"""`python -m omnistage`."""
+
+import sys
+
+from omnistage.entrypoints.cli.main import main
+
+sys.exit(main())

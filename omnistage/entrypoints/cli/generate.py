@@ -1,0 +1,116 @@
+"""`omnistage generate`: answers a file of requests offline, all submitted together."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omnistage.config.model import LimitsConfig
+from omnistage.entrypoints.cli.main import overrides_of
+from omnistage.entrypoints.media_files import write_media
+from omnistage.entrypoints.omni import Omni, OmniResult
+from omnistage.entrypoints.request_line import Line, parse_line
+from omnistage.errors import OmniError, RequestError
+
+_FILE_NAME = re.compile(r"[\w.-]{1,128}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status 1 when any request failed; its error is in its JSON file and on stderr."""
+    source = Path(arguments.requests)
+    out = Path(arguments.out)
+    rows = list(read_lines(source))
+    with Omni(arguments.model, arguments.deploy, **overrides_of(arguments)) as omni:
+        out.mkdir(parents=True, exist_ok=True)
+        limits = omni.engine.config.limits
+        parsed = [_parse(row, limits, source.parent) for row in rows]
+        lines = [line for line in parsed if isinstance(line, Line)]
+        failed = [result for result in parsed if isinstance(result, OmniResult)]
+        progress = Progress(len(lines))
+        results = [*failed, *omni.generate_lines(lines, progress.update)]
+        progress.close()
+    for result in results:
+        save(result, out, save_tensors=arguments.save_tensors)
+    errors = [result for result in results if result.error is not None]
+    for result in errors:
+        print(f"{result.request_id}: {result.error.message if result.error else ''}", file=sys.stderr)
+    print(f"{len(results) - len(errors)} of {len(results)} answered in {out}")
+    return 1 if errors else 0
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The requests of a JSON-lines file, each with an `id`. Raises RequestError with the line number."""
+    try:
+        text = file.read_text("utf-8")
+    except OSError as error:
+        raise RequestError(f"--requests {file}: {error.strerror}", param="requests") from None
+    seen: set[str] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise RequestError(f"{file.name}:{number}: {error}", param="requests") from None
+        if not isinstance(row, dict):
+            raise RequestError(f"{file.name}:{number}: each line is a JSON object", param="requests")
+        row.setdefault("id", f"request-{number}")
+        identity = str(row["id"])
+        if not _FILE_NAME.fullmatch(identity) or identity.startswith("."):
+            raise RequestError(f"{file.name}:{number}: id {identity!r} cannot be a file name", param="id")
+        if identity in seen:
+            raise RequestError(f"{file.name}:{number}: id {identity!r} stands twice", param="id")
+        seen.add(identity)
+        yield row
+
+
+def _parse(row: dict[str, Any], limits: LimitsConfig, root: Path) -> Line | OmniResult:
+    try:
+        return parse_line(row, limits, root)
+    except OmniError as error:
+        return OmniResult(request_id=str(row["id"]), error=error.info)
+
+
+def save(result: OmniResult, out: Path, *, save_tensors: bool) -> None:
+    """Writes `<id>.json`, the media files, and `<id>.npz` on request."""
+    files = write_media(result.tensors, result.meta, out / result.request_id)
+    document = {
+        "id": result.request_id,
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason,
+        "seed": result.seed,
+        "metrics": msgspec.to_builtins(result.metrics),
+        "error": msgspec.to_builtins(result.error),
+        "files": [file.name for file in files],
+    } | result.meta
+    (out / f"{result.request_id}.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    if save_tensors:
+        arrays: dict[str, Any] = result.tensors
+        np.savez(out / f"{result.request_id}.npz", **arrays)
+
+
+class Progress:
+    """A counter line on a terminal; silent elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._shown = sys.stderr.isatty()
+
+    def update(self, finished: bool) -> None:
+        self._done += finished
+        if self._shown and finished:
+            print(f"\r{self._done}/{self._total} answered", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._shown:
+            print(file=sys.stderr)

@@ -1,0 +1,114 @@
+"""`omnistage`: parses the command line and hands over to one command. Imports nothing heavy before that."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from omnistage.errors import OmniError
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status; an `OmniError` becomes one line on stderr."""
+    arguments = build_parser().parse_args(argv)
+    module = importlib.import_module(f"omnistage.entrypoints.cli.{arguments.command.replace('-', '_')}")
+    run: Callable[[argparse.Namespace], int] = vars(module)["run"]
+    try:
+        return run(arguments)
+    except OmniError as error:
+        where = f" [{error.info.param}]" if error.info.param and error.info.param not in error.info.message else ""
+        print(f"omnistage: {error.info.message}{where}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="omnistage", description="Serve and run omni-modality models as graphs of stages."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _serve(commands.add_parser("serve", help="start the OpenAI-compatible server"))
+    _generate(commands.add_parser("generate", help="answer a file of requests offline"))
+    _chat(commands.add_parser("chat", help="talk to a model in the terminal"))
+    _config(commands.add_parser("config", help="show the resolved configuration"))
+    models = commands.add_parser("models", help="list built-in pipelines and what they take and give")
+    models.add_argument("--json", action="store_true", help="machine-readable output")
+    commands.add_parser("doctor", help="check this machine: versions, cores, memory, shared memory, media codecs")
+    return parser
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=8000, help="port; 0 lets the OS choose (default: %(default)s)")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but the address")
+
+
+def _generate(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    parser.add_argument("--requests", required=True, metavar="FILE", help="JSON lines, one request each")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for answers and media")
+    parser.add_argument("--save-tensors", action="store_true", help="also write <id>.npz with one array per modality")
+
+
+def _chat(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    parser.add_argument("--system", default=None, help="system prompt")
+    parser.add_argument("--speak", metavar="DIR", default=None, help="write each spoken answer as DIR/<turn>.wav")
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = actions.add_parser("show", help="print the resolved configuration as YAML")
+    _model(show)
+    show.add_argument("--origin", action="store_true", help="print where each value came from")
+
+
+def _model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="built-in name, local folder or hub id")
+    parser.add_argument("--deploy", metavar="FILE", default=None, help="deploy file (YAML)")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="override one value, e.g. stages.thinker.max_num_seqs=4; a bare stage key sets it for all stages",
+    )
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not within 0..65535")
+    return port
+
+
+def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The `--set` values: JSON where they parse as such, else text. Raises OmniError for one without `=`."""
+    overrides: dict[str, Any] = {}
+    for setting in arguments.settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise OmniError(f"--set {setting!r}: write KEY=VALUE, for example --set dtype=float32")
+        overrides[key] = _value(text)
+    return overrides
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Writes the tensors of an answer as media files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from omnistage.media.audio_encode import encode_audio
+from omnistage.payload import Array
+
+DEFAULT_RATE = 24_000
+
+
+def write_media(tensors: Mapping[str, Array], meta: Mapping[str, Any], stem: Path) -> list[Path]:
+    """`stem`.wav for audio, `stem`.png (or -N.png) for images, `stem`.action.json; other tensors have no file."""
+    files: list[Path] = []
+    if "audio" in tensors:
+        file = stem.with_name(f"{stem.name}.wav")
+        file.write_bytes(encode_audio("wav", tensors["audio"], int(meta.get("sample_rate", DEFAULT_RATE))))
+        files.append(file)
+    for index, picture in enumerate(tensors.get("image", ())):
+        name = f"{stem.name}.png" if len(tensors["image"]) == 1 else f"{stem.name}-{index}.png"
+        Image.fromarray(picture).save(stem.with_name(name), compress_level=1)
+        files.append(stem.with_name(name))
+    if "action" in tensors:
+        file = stem.with_name(f"{stem.name}.action.json")
+        file.write_text(json.dumps(tensors["action"].tolist()))
+        files.append(file)
+    return files

@@ -1,0 +1,141 @@
+"""One line of a requests file (or a mapping from Python) as an `OmniRequest` with its media read from local files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from omnistage.config.model import LimitsConfig
+from omnistage.errors import RequestError
+from omnistage.media.audio_decode import decode_audio
+from omnistage.media.data_url import decode_base64, decode_data_url
+from omnistage.media.image import decode_image
+from omnistage.media.video import decode_video
+from omnistage.payload import MultimodalPayload
+from omnistage.request import OmniRequest
+
+_FIELDS = frozenset(field.name for field in msgspec.structs.fields(OmniRequest)) - {"params"}
+# Content part types of OpenAI and of the multimodal models, by the medium they hold.
+_PART_MEDIA = {
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "video_url": "video",
+    "video": "video",
+}
+
+
+class Line(NamedTuple):
+    request: OmniRequest
+    media: dict[str, MultimodalPayload]
+
+
+def parse_line(fields: Mapping[str, Any], limits: LimitsConfig, root: Path | None = None) -> Line:
+    """Splits known fields from model parameters and loads media. Raises RequestError naming the field.
+
+    Relative media paths are below `root` (the folder of the requests file; default: the current folder).
+    """
+    reader = _MediaReader(limits, root or Path())
+    known = {key: value for key, value in fields.items() if key in _FIELDS}
+    params = {key: value for key, value in fields.items() if key not in _FIELDS}
+    if isinstance(known.get("messages"), list):
+        known["messages"] = [reader.message(message) for message in known["messages"]]
+    if isinstance(known.get("modalities"), list):
+        known["modalities"] = tuple(known["modalities"])
+    for key in ("image", "last_image", "video", "audio"):
+        if isinstance(params.get(key), (str, Path)):
+            params[key] = {"media": reader.add(key, params[key], key)}
+    if isinstance(params.get("references"), list):
+        params["references"] = [reader.reference(item) for item in params["references"]]
+    try:
+        request = msgspec.convert(known | {"params": params}, OmniRequest)
+    except msgspec.ValidationError as error:
+        raise RequestError(str(error), param=_path_of(str(error))) from None
+    return Line(request, reader.media)
+
+
+def _path_of(message: str) -> str | None:
+    _, at, path = message.rpartition("`$.")
+    return path.rstrip("`") if at else None
+
+
+class _MediaReader:
+    def __init__(self, limits: LimitsConfig, root: Path) -> None:
+        self._limits = limits
+        self._root = root
+        self.media: dict[str, MultimodalPayload] = {}
+
+    def message(self, message: Any) -> Any:
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), list):
+            return message
+        return {**message, "content": [self._part(part) for part in message["content"]]}
+
+    def _part(self, part: Any) -> Any:
+        kind = _PART_MEDIA.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+        if kind is None or "media" in part:
+            return part
+        source = part.get(part["type"], part.get("url"))
+        if isinstance(source, Mapping) and "data" in source:
+            data = decode_base64(str(source["data"]), self._limits.max_body_mb << 20, "messages")
+            return {"type": kind, "media": self._put(kind, self._decode(kind, data, "messages"))}
+        if isinstance(source, Mapping):
+            source = source.get("url")
+        return {"type": kind, "media": self.add(kind, source, "messages")}
+
+    def reference(self, item: Any) -> Any:
+        if not isinstance(item, Mapping):
+            raise RequestError("each reference is a mapping with image, video or audio", param="references")
+        return {
+            key: {"media": self.add(key, value, "references")} if key in ("image", "video", "audio") else value
+            for key, value in item.items()
+        }
+
+    def add(self, kind: str, source: Any, param: str) -> str:
+        """Loads a medium from a path, a file URL or a data URL; returns its key in `media`."""
+        kind = "image" if kind == "last_image" else kind
+        if not isinstance(source, (str, Path)):
+            raise RequestError(f"{param}: a path or a data URL was expected", param=param)
+        text = str(source)
+        if text.startswith("data:"):
+            data = decode_data_url(text, self._limits.max_body_mb << 20, param)
+            return self._put(kind, self._decode(kind, data, param))
+        if "://" in text and not text.startswith("file://"):
+            raise RequestError(f"{param}: remote media are not fetched; give a local path or a data URL", param=param)
+        file = self._root / Path(text.removeprefix("file://")).expanduser()
+        if file.suffix == ".npy":
+            return self._put(kind, _array_payload(kind, file, param))
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise RequestError(f"{param}: cannot read {file.name}: {error.strerror}", param=param) from None
+        return self._put(kind, self._decode(kind, data, param))
+
+    def _put(self, kind: str, payload: MultimodalPayload) -> str:
+        key = f"{kind}{len(self.media)}"
+        self.media[key] = payload
+        return key
+
+    def _decode(self, kind: str, data: bytes, param: str) -> MultimodalPayload:
+        limits = self._limits
+        if kind == "audio":
+            audio = decode_audio(data, limits.max_audio_s, param)
+            return MultimodalPayload.of({"sample_rate": audio.rate}, audio=audio.samples)
+        if kind == "image":
+            return MultimodalPayload.of(image=decode_image(data, limits.max_image_pixels, param))
+        video = decode_video(data, limits.max_video_frames, limits.max_image_pixels, param)
+        return MultimodalPayload.of({"fps": video.fps}, video=video.frames)
+
+
+def _array_payload(kind: str, file: Path, param: str) -> MultimodalPayload:
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{param}: cannot read {file.name}: {error}", param=param) from None
+    return MultimodalPayload.of({}, **{kind: array})
