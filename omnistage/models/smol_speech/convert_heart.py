@@ -17,9 +17,9 @@ from onnx import numpy_helper
 from onnx.utils import extract_model
 from safetensors.numpy import save_file
 
+from omnistage.models.smol_speech.convert_names import HEART_DURATIONS, HEART_FRAMES
+
 BLOCKS = 8
-DECODER_INPUT = "/Concat_43_output_0"
-DURATIONS = "/Clip_output_0"
 _PLAIN = ("dec_in.weight", "dec_in.bias", "dec_norm.weight", "dec_norm.bias", "head.bias")
 _PER_BLOCK = ("dw.weight", "dw.bias", "norm.weight", "norm.bias", "pw1.bias", "pw2.bias", "gamma")
 
@@ -30,10 +30,14 @@ def convert(source: Path, folder: Path) -> None:
     """Writes `front.onnx`, `decoder.safetensors`, `decoder.json`.
 
     Inputs of the front end: `ids` int64 [1, T], `speed` float32 [1]; outputs: frames float32 [1, 130, F], pitch in Hz
-    float32 [1, F], frames per phoneme float32 [1, T] (they sum to F). A frame is 300 samples at 24 kHz.
+    float32 [1, F], frames per phoneme float32 [T] (they sum to F). A frame is 300 samples at 24 kHz.
     """
     extract_model(
-        str(source), str(folder / "front.onnx"), ["ids", "speed"], [DECODER_INPUT, "f0", DURATIONS], check_model=False
+        str(source),
+        str(folder / "front.onnx"),
+        ["ids", "speed"],
+        [HEART_FRAMES, "f0", HEART_DURATIONS],
+        check_model=False,
     )
     graph = onnx.load(str(source)).graph
     save_file(decoder_tensors(graph), folder / "decoder.safetensors")

@@ -16,12 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.utils import extract_model
 from safetensors.numpy import save_file
 
-DURATION_NOISE = "/dp/RandomNormalLike_output_0"
-PRIOR_MEAN = "/Transpose_3_output_0"
-PRIOR_DEVIATION = "/Exp_1_output_0"
-PRIOR_SAMPLE = "/Add_output_0"
-FRAME_MASK = "/Cast_2_output_0"
-LATENT = "/Mul_7_output_0"
+from omnistage.models.smol_speech.convert_names import (
+    DURATION_NOISE,
+    FRAME_MASK,
+    LATENT,
+    PRIOR_DEVIATION,
+    PRIOR_MEAN,
+    PRIOR_SAMPLE,
+)
 
 
 def convert(model: Path, config: Path, folder: Path) -> None:
