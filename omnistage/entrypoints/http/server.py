@@ -1,0 +1,116 @@
+"""Serving an ASGI application with uvicorn: event-driven start, drain and stop, for an owner that handles signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Generator
+
+import uvicorn
+
+from omnistage.entrypoints.http.app import HttpApp
+
+BACKLOG = 2048
+
+
+class HttpServer:
+    """One listening socket and its connections. The owner calls `start`, then `stop_accepting`, `drain`, `close`."""
+
+    def __init__(self, app: HttpApp, listener: socket.socket, access_log: bool = False) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=access_log,
+            server_header=False,
+            date_header=False,
+            lifespan="off",
+            http="httptools",
+            ws="websockets-sansio",
+            timeout_keep_alive=75,
+        )
+        self._app = app
+        self._listener = listener
+        self._server = _Server(config)
+        self._closed = False
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that are listened on (a port of 0 was chosen by the system)."""
+        host, port = self._listener.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being answered."""
+        return len(self._server.server_state.tasks)
+
+    async def start(self) -> None:
+        """Begins to accept connections."""
+        self._server.config.load()
+        self._server.lifespan = self._server.config.lifespan_class(self._server.config)
+        await self._server.startup(sockets=[self._listener])
+
+    def stop_accepting(self) -> None:
+        """Closes the listener and idle connections; requests in progress go on, and their connections end with them."""
+        for server in self._server.servers:
+            server.close()
+        self._listener.close()
+        for connection in list(self._server.server_state.connections):
+            connection.shutdown()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Waits for the requests in progress; False when some are left after `timeout_s`."""
+        tasks = list(self._server.server_state.tasks)
+        if not tasks:
+            return True
+        _, pending = await asyncio.wait(tasks, timeout=timeout_s)
+        return not pending
+
+    async def close(self) -> None:
+        """Cancels what still runs, cuts its connections and ends the media threads."""
+        if self._closed:
+            return
+        self._closed = True
+        self.stop_accepting()
+        tasks = list(self._server.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        self._app.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers and ticking loop: the owner decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError when the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def serve(app: HttpApp, host: str, port: int, stop: asyncio.Event, drain_timeout_s: float = 30.0) -> bool:
+    """Serves until `stop` is set, then drains; True when no request had to be cut."""
+    server = HttpServer(app, listen(host, port))
+    await server.start()
+    await stop.wait()
+    server.stop_accepting()
+    drained = await server.drain(drain_timeout_s)
+    await server.close()
+    return drained

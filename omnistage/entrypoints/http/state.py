@@ -1,0 +1,103 @@
+"""What all requests of one server share: engine, limits, pools, stores, and what the pipeline can do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import time
+
+import msgspec
+
+from omnistage.config.model import CLIENT, LimitsConfig, PipelineConfig, StageSpec
+from omnistage.engine.client import EngineClient
+from omnistage.entrypoints.http.asgi import BodyBudget, DateHeader
+from omnistage.entrypoints.http.metrics import HttpMetrics
+from omnistage.entrypoints.http.transcripts import TranscriptStore
+from omnistage.errors import ErrorCode, RequestError
+from omnistage.media.audio_encode import PCM_RATE
+from omnistage.media.pool import MediaPool
+
+
+class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of the HTTP front. `body_idle_timeout_s`: seconds without a byte of an expected body."""
+
+    media_threads: int = 2
+    body_idle_timeout_s: float = 30.0
+    bodies_in_flight: int = 8
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pipeline's graph offers. Output modalities are the client's port names.
+
+    `text_stages` are the AR stages whose text goes to the client; `features` are what the stages declare.
+    """
+
+    tasks: tuple[str, ...]
+    output_modalities: tuple[str, ...]
+    text_stages: frozenset[str]
+    features: frozenset[str]
+
+
+class ServerState:
+    """Shared by all requests of one app; used from the event loop only."""
+
+    def __init__(self, engine: EngineClient, limits: LimitsConfig, options: HttpOptions) -> None:
+        self.engine, self.limits, self.options = engine, limits, options
+        self.pool = MediaPool(options.media_threads)
+        self.max_body = limits.max_body_mb << 20
+        self.budget = BodyBudget(self.max_body * options.bodies_in_flight)
+        self.transcripts = TranscriptStore()
+        self.metrics = HttpMetrics()
+        self.date = DateHeader()
+        self.pages: dict[str, bytes] = {}
+        self.created = int(time.time())
+        self.model = engine.config.served_name or engine.config.model
+        self.capabilities = capabilities_of(engine.pipeline, engine.config.variant)
+        self.sample_rate = engine.pipeline.sample_rate or PCM_RATE
+        self.version = importlib.metadata.version("omnistage")
+        self.fingerprint = f"omnistage-{self.version}"
+
+    def check_model(self, model: str | None) -> None:
+        """Raises RequestError(UNKNOWN_MODEL) unless it is the served name; None means that one."""
+        if model is not None and model != self.model:
+            message = f"model: {model!r} is not served here; use {self.model!r}"
+            raise RequestError(message, code=ErrorCode.UNKNOWN_MODEL, param="model")
+
+    def check_task(self, task: str) -> None:
+        """Raises RequestError when the pipeline has no such entry."""
+        if task not in self.capabilities.tasks:
+            known = ", ".join(self.capabilities.tasks)
+            raise RequestError(f"model: {self.model!r} does not serve {task} (it serves {known})", param="model")
+
+    def check_stage_names(self, names: list[str]) -> None:
+        """Raises RequestError naming the first `sampling` key that is no stage."""
+        for name in names:
+            if name not in self.engine.config.stages:
+                known = ", ".join(self.engine.config.stages)
+                raise RequestError(f"sampling.{name}: no such stage (stages: {known})", param=f"sampling.{name}")
+
+
+def capabilities_of(pipeline: PipelineConfig, variant: str) -> Capabilities:
+    """Reads a pipeline's graph."""
+    graph = pipeline.variants[variant]
+    stages: dict[str, StageSpec] = {spec.name: spec for spec in graph.stages}
+    modalities, text_stages = list[str](), set[str]()
+    for edge in graph.edges:
+        if edge.target_stage != CLIENT:
+            continue
+        if edge.target_port not in modalities:
+            modalities.append(edge.target_port)
+        if edge.target_port == "text" and stages[edge.source_stage].kind == "ar":
+            text_stages.add(edge.source_stage)
+    features = frozenset[str]().union(*(spec.capabilities for spec in graph.stages))
+    return Capabilities(
+        tasks=pipeline.tasks,
+        output_modalities=tuple(modalities),
+        text_stages=frozenset(text_stages),
+        features=features,
+    )
+
+
+def new_id(prefix: str) -> str:
+    """An id of 96 random bits."""
+    return prefix + os.urandom(12).hex()
