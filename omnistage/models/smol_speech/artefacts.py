@@ -19,6 +19,7 @@ from omnistage.models.weights import (
     conversion_key,
     converted,
     converted_path,
+    default_cache_dir,
     fetch,
     file_sha256,
     pip_download,
@@ -71,11 +72,16 @@ class Artefact(msgspec.Struct, frozen=True):
         """The folder in this cache, made if it is missing. Raises WeightError."""
         return converted(self.name, self.key, cache_dir, lambda folder: self._make(folder, cache_dir, download))
 
-    def folder(self, root: Path) -> Path:
-        """The folder below what `prepare` gave. Raises WeightError when it is not there."""
-        folder = root / f"{self.name}-{self.key}"
+    def locate(self, model_path: str) -> Path:
+        """The folder below `model_path` (what `prepare` gave), or, when that is "", in the default cache.
+
+        Raises WeightError when it is not there.
+        """
+        if not model_path:
+            return self.ensure(default_cache_dir())
+        folder = Path(model_path) / f"{self.name}-{self.key}"
         if not folder.is_dir():
-            raise WeightError(f"the weights of {self.name} are not prepared; start through the smol-speech pipeline")
+            raise WeightError(f"the weights of {self.name} are not prepared; serve the built-in name smol-speech")
         return folder
 
     def _make(self, folder: Path, cache_dir: Path, download: Download) -> None:

@@ -8,7 +8,6 @@ with another rate is resampled with the state of the filter carried from chunk t
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,11 +136,11 @@ class Code2Wav:
 
 def create(context: StageContext) -> Code2Wav:
     """Component factory of the stage `code2wav`."""
-    root = Path(context.model_path)
+    path = context.model_path
     device = "cpu" if context.stage.device == "auto" else context.stage.device
     decoders: dict[str, Decoder] = {
-        "heart": HeartDecoder(HEART.folder(root), device),
-        "joe": JoeDecoder(JOE.folder(root), device),
+        "heart": HeartDecoder(HEART.locate(path), device),
+        "joe": JoeDecoder(JOE.locate(path), device),
     }
     options = context.stage.options
     return Code2Wav(decoders, int(options["first_chunk_frames"]), int(options["chunk_frames"]))

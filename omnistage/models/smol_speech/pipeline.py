@@ -15,7 +15,7 @@ from omnistage.config.model import (
     Variant,
 )
 from omnistage.errors import RequestError
-from omnistage.models.smol_speech.request import spoken_system_prompt, transcription_params, used_media, validate
+from omnistage.models.smol_speech.request import conversation, transcription_params, used_media, validate
 from omnistage.payload import MultimodalPayload, Tensor
 from omnistage.request import OmniRequest
 
@@ -39,7 +39,7 @@ THINKER = StageSpec(
     inputs={"transcript": "text"},
     outputs={"text": "text"},
     objective="ttft",
-    sampling={"temperature": 0.0, "repetition_penalty": 1.1, "max_tokens": 512},
+    sampling={"temperature": 0.2, "top_p": 0.9, "max_tokens": 512},
     capabilities=frozenset({"text", "logprobs", "seed"}),
 )
 TALKER = StageSpec(
@@ -105,7 +105,7 @@ def _plan_chat(request: OmniRequest, media: dict[str, MultimodalPayload], config
     prompt = _chat_prompt(request, speaks)
     keys = used_media(prompt.get("messages", []), media)
     stages: tuple[str, ...] = ("thinker",)
-    outputs: tuple[str, ...] = ("client.text",)
+    outputs: tuple[str, ...] = ("text",)
     params: dict[str, dict[str, Any]] = {"thinker": prompt}
     inputs: list[ClientInput] = []
     if keys:
@@ -113,7 +113,7 @@ def _plan_chat(request: OmniRequest, media: dict[str, MultimodalPayload], config
         inputs.append(ClientInput(port="audio", payload=_joined_audio([media[key] for key in keys], config)))
     if speaks:
         stages += ("talker", "code2wav")
-        outputs += ("client.audio",)
+        outputs += ("audio",)
         params |= {stage: _speech_params(request) for stage in ("talker", "code2wav")}
     return RequestPlan(stages=stages, params=params, inputs=inputs, outputs=outputs)
 
@@ -121,18 +121,15 @@ def _plan_chat(request: OmniRequest, media: dict[str, MultimodalPayload], config
 def _chat_prompt(request: OmniRequest, speaks: bool) -> dict[str, Any]:
     if request.raw_prompt is not None:
         return {"raw_prompt": request.raw_prompt}
-    messages = request.messages
-    if messages is None:
-        messages = [{"role": "user", "content": request.prompt}]
-    return {"messages": spoken_system_prompt(messages) if speaks else messages}
+    return {"messages": conversation(request, speaks)}
 
 
 def _plan_completion(request: OmniRequest) -> RequestPlan:
-    if "token_ids" in request.params:
-        prompt: dict[str, Any] = {"token_ids": request.params["token_ids"]}
+    if "prompt_token_ids" in request.params:
+        prompt: dict[str, Any] = {"token_ids": request.params["prompt_token_ids"]}
     else:
         prompt = {"raw_prompt": request.prompt if request.raw_prompt is None else request.raw_prompt}
-    return RequestPlan(stages=("thinker",), params={"thinker": prompt}, outputs=("client.text",))
+    return RequestPlan(stages=("thinker",), params={"thinker": prompt}, outputs=("text",))
 
 
 def _plan_speech(request: OmniRequest) -> RequestPlan:
@@ -141,7 +138,7 @@ def _plan_speech(request: OmniRequest) -> RequestPlan:
         stages=("talker", "code2wav"),
         params={stage: _speech_params(request) for stage in ("talker", "code2wav")},
         inputs=[ClientInput(port="text", payload=MultimodalPayload.text(text or ""))],
-        outputs=("client.audio",),
+        outputs=("audio",),
     )
 
 
@@ -152,7 +149,7 @@ def _plan_transcription(request: OmniRequest, media: dict[str, MultimodalPayload
         stages=("listener",),
         params={"listener": transcription_params(request.params)},
         inputs=[ClientInput(port="audio", payload=_joined_audio(list(media.values()), config))],
-        outputs=("client.transcript",),
+        outputs=("transcript",),
     )
 
 

@@ -9,6 +9,7 @@ from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 
 SPOKEN_SYSTEM_PROMPT = "Answer in one or two short sentences."
+_ROLE_NAMES = {"developer": "system"}
 ROLES = ("system", "developer", "user", "assistant")
 _MODALITIES = {
     "chat": ("text", "audio"),
@@ -18,7 +19,7 @@ _MODALITIES = {
 }
 _PARAMS = {
     "chat": ("speed",),
-    "completion": ("token_ids",),
+    "completion": ("prompt_token_ids",),
     "speech": ("speed",),
     "transcription": ("language", "prompt", "temperature", "timestamps"),
 }
@@ -42,11 +43,13 @@ def validate(request: OmniRequest, voices: tuple[str, ...]) -> None:
         _check_messages(request.messages)
 
 
-def spoken_system_prompt(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Asks for short answers, unless the request has a system message of its own."""
-    if any(message["role"] in ("system", "developer") for message in messages):
-        return messages
-    return [{"role": "system", "content": SPOKEN_SYSTEM_PROMPT}, *messages]
+def conversation(request: OmniRequest, speaks: bool) -> list[dict[str, Any]]:
+    """The messages of a chat request. Spoken answers are asked to be short, unless there is a system message."""
+    messages = request.messages or [{"role": "user", "content": request.prompt}]
+    messages = [{**message, "role": _ROLE_NAMES.get(message["role"], message["role"])} for message in messages]
+    if speaks and all(message["role"] != "system" for message in messages):
+        messages = [{"role": "system", "content": SPOKEN_SYSTEM_PROMPT}, *messages]
+    return messages
 
 
 def used_media(messages: list[dict[str, Any]], media: dict[str, MultimodalPayload]) -> list[str]:
@@ -70,11 +73,18 @@ def transcription_params(params: dict[str, Any]) -> dict[str, Any]:
     timestamps = params.get("timestamps", True)
     if not isinstance(timestamps, bool):
         raise RequestError("timestamps must be true or false", param="timestamps")
-    return {"prompt": prompt, "temperature": float(params.get("temperature") or 0.0), "timestamps": timestamps}
+    return {
+        "transcribes": True,
+        "prompt": prompt,
+        "temperature": float(params.get("temperature") or 0.0),
+        "timestamps": timestamps,
+    }
 
 
 def _check_modalities(request: OmniRequest) -> None:
     known = _MODALITIES[request.task]
+    if request.modalities is not None and not request.modalities:
+        raise RequestError(f"no modality is asked for; known: {', '.join(known)}", param="modalities")
     for modality in request.modalities or ():
         if modality not in known:
             raise RequestError(
@@ -84,9 +94,9 @@ def _check_modalities(request: OmniRequest) -> None:
 
 
 def _check_prompt(request: OmniRequest) -> None:
-    given = [name for name in _PROMPTS if vars_of(request)[name] is not None]
-    if request.task == "completion" and "token_ids" in request.params:
-        given.append("token_ids")
+    given = [name for name in _PROMPTS if _prompts(request)[name] is not None]
+    if request.task == "completion" and "prompt_token_ids" in request.params:
+        given.append("prompt_token_ids")
     if request.task == "transcription":
         if given:
             raise RequestError("a transcription takes audio and no prompt of this kind", param=given[0])
@@ -97,7 +107,7 @@ def _check_prompt(request: OmniRequest) -> None:
         raise RequestError(f"{request.task} takes a prompt, not messages", param="messages")
 
 
-def vars_of(request: OmniRequest) -> dict[str, Any]:
+def _prompts(request: OmniRequest) -> dict[str, Any]:
     """The prompt fields of a request, by name."""
     return {"prompt": request.prompt, "raw_prompt": request.raw_prompt, "messages": request.messages}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from importlib import resources
-from pathlib import Path
 
 import msgspec
 
@@ -145,9 +144,9 @@ def talker_params(params: dict[str, object]) -> TalkerParams:
 
 def create(context: StageContext) -> Talker:
     """Component factory of the stage `talker`."""
-    root = Path(context.model_path)
+    path = context.model_path
     vocabulary = json.loads((resources.files("hibari") / "assets" / "vocab.json").read_text(encoding="utf-8"))
-    fronts = load_fronts(HEART.folder(root), JOE.folder(root), vocabulary, max(1, context.stage.threads))
+    fronts = load_fronts(HEART.locate(path), JOE.locate(path), vocabulary, max(1, context.stage.threads))
     phonemizer = Phonemizer()
     phonemizer("Warm up, unpronounceablewordx.")
     return Talker(fronts, phonemizer, _rules(context))

@@ -1,0 +1,14 @@
+"""The thinker: SmolLM2-135M-Instruct on the generic text model of the AR engine."""
+
+from __future__ import annotations
+
+from omnistage.config.model import StageContext
+from omnistage.models.smol_speech.artefacts import THINKER
+from omnistage.stages.ar.text_model import CausalTextModel, TextState
+from omnistage.stages.ar.torch_backend import TorchBackend
+
+
+def create(context: StageContext) -> TorchBackend[TextState]:
+    """Component factory of the stage `thinker`."""
+    folder = THINKER.locate(context.model_path)
+    return TorchBackend(CausalTextModel(folder, context.stage), context.stage)
