@@ -24,12 +24,13 @@ _LOGIT_ROWS = 64
 class TorchBackend(Generic[S]):
     """Owns the paged cache, the hand-off rows beside it and the sampling state; the model owns the rest.
 
-    Raises ConfigError when `kv_memory_mb` does not hold a single block.
+    The cache has as many blocks as `kv_memory_mb` holds, or `blocks`. Raises ConfigError when that is not one.
     """
 
-    def __init__(self, model: ARModel[S], config: StageConfig) -> None:
+    def __init__(self, model: ARModel[S], config: StageConfig, *, blocks: int | None = None) -> None:
         shape = model.shape
-        blocks = _block_count(shape, config)
+        if blocks is None:
+            blocks = _block_count(shape, config)
         self._model = model
         self._shape = shape
         self._cache = PagedCache(
