@@ -41,7 +41,7 @@ _ALIASES = {"with": "co_located_with"}
 _NOT_SETTABLE = frozenset({"name", "kind", "options", "sampling", "co_located_with"})
 SETTABLE_STAGE_KEYS = sorted((STAGE_KEYS.keys() - _NOT_SETTABLE) | set(_ALIASES))
 TOP_KEYS = (
-    "pipeline", "variant", "model", "served_name", "cache_dir", "stages", "stage_defaults", "edges", "sampling",
+    "pipeline", "variant", "served_name", "cache_dir", "stages", "stage_defaults", "edges", "sampling",
     "limits", "platforms",
 )  # fmt: skip
 PLATFORMS = ("cpu", "cuda")
@@ -128,7 +128,7 @@ def _override_entries(overrides: Mapping[str, Any], path: tuple[str, ...] = ()) 
 
 def _unknown(where: str, name: str, known: Iterable[str], origin: str) -> str:
     choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"
     return f"{where}: unknown key or name {name!r}; {hint} ({origin})"
 
@@ -201,7 +201,7 @@ class _Resolver:
         section = entry.path[0]
         if section not in TOP_KEYS:
             raise ConfigError(_unknown("deploy", section, TOP_KEYS, entry.origin), param=section)
-        if section in ("pipeline", "variant", "model"):
+        if section in ("pipeline", "variant"):
             return
         if section in ("served_name", "cache_dir"):
             self._top[section] = str(entry.value)

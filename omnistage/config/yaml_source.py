@@ -36,12 +36,11 @@ def read_entries(file: Path, label: str | None = None) -> list[Entry]:
         raise ConfigError(f"deploy file {name} is larger than {MAX_FILE_BYTES} bytes", param="deploy")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        entries: list[Entry] = []
+        if root is not None:
+            _walk(root, (), name, entries)
     except yaml.YAMLError as error:
         raise ConfigError(f"deploy file {name}: {_one_line(error)}", param="deploy") from None
-    if root is None:
-        return []
-    entries: list[Entry] = []
-    _walk(root, (), name, entries)
     return entries
 
 

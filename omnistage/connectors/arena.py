@@ -10,12 +10,19 @@ import os
 import sys
 import tempfile
 
+import psutil
+
 from omnistage.errors import ConfigError, IntegrityError
 from omnistage.payload import ALIGNMENT
 
 
 def create_arena_file(size_bytes: int) -> int:
     """A file descriptor of `size_bytes` of reserved shared memory. Raises ConfigError when there is no room."""
+    free = psutil.virtual_memory().available
+    if size_bytes > free:  # asking for more would have the kernel end a process instead of refusing
+        raise ConfigError(
+            f"no space for a shared-memory arena of {size_bytes >> 20} MB: {free >> 20} MB free; lower stages.*.arena_mb"
+        )
     if sys.platform == "linux":
         fd = os.memfd_create("omnistage-arena", os.MFD_CLOEXEC)
     else:

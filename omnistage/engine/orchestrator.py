@@ -160,8 +160,7 @@ class Orchestrator:
         due = record.received[source]
         if key.seq != due:
             kind = "twice" if key.seq < due else "before its turn"
-            if key.seq > due:
-                self._release(producer, key)
+            self._release_lost(producer, key, range(due, key.seq + 1))
             text = f"chunk {key.seq} of {source} came {kind} ({due} was due)"
             self.fail(record, ErrorInfo(ErrorCode.HANDOFF, text, stage=producer.stage, edge=source))
             return
@@ -171,6 +170,7 @@ class Orchestrator:
         edges = record.edges_from(source)
         readers = [self._reader(record, edge) for edge in edges]
         self._outstanding[key] = Outstanding(chunk, producer, readers)
+        record.keys.add(key)
         for edge in edges:
             self._send(record, edge, chunk)
         if not edges:
@@ -256,8 +256,14 @@ class Orchestrator:
         if entry.readers:
             entry.readers.remove(reader)
         if not entry.readers:
-            del self._outstanding[key]
-            self._release(entry.producer, key)
+            self._discard(key)
+
+    def _sweep(self, reader: ReplicaId, visit: Visit) -> None:
+        """A reader holds nothing of a request any more: whatever it was sent counts as consumed."""
+        record = self._records.get(visit.request_id)
+        for key in list(record.keys) if record is not None else ():
+            if key.epoch == visit.epoch and reader in self._outstanding[key].readers:
+                self._consumed(reader, key)
 
     def _release(self, producer: ReplicaId, key: ChunkKey) -> None:
         if producer == CLIENT_REPLICA:
@@ -266,9 +272,10 @@ class Orchestrator:
             self.runtime.replicas[producer].outbox().released.append(key)
 
     def _on_finished(self, replica: Replica, end: VisitEnd) -> None:
+        self._sweep(replica.id, Visit(end.request_id, end.epoch))
         record = self._current(end.request_id, end.epoch)
         if record is None:
-            self._acknowledge(replica, Visit(end.request_id, end.epoch), load=True)
+            self._acknowledge(replica, Visit(end.request_id, end.epoch))
             return
         replica.load -= 1
         stage = replica.id.stage
@@ -278,13 +285,20 @@ class Orchestrator:
         if end.error is not None:
             self.fail(record, end.error)
             return
-        self._check_sent(record, stage, end)
+        self._check_sent(record, replica.id, end)
         self._maybe_complete(record)
 
-    def _check_sent(self, record: RequestRecord, stage: str, end: VisitEnd) -> None:
+    def _release_lost(self, producer: ReplicaId, key: ChunkKey, seqs: range) -> None:
+        """Frees what the producer stores of chunks that never came or came out of turn."""
+        for seq in seqs:
+            self._release(producer, ChunkKey(key.request_id, key.epoch, key.source, seq))
+
+    def _check_sent(self, record: RequestRecord, replica: ReplicaId, end: VisitEnd) -> None:
+        stage = replica.stage
         for source in dict.fromkeys(edge.source for edge in record.edges if edge.source_stage == stage):
             sent, came = end.sent.get(source.partition(".")[2], 0), record.received[source]
             if sent != came:
+                self._release_lost(replica, ChunkKey(record.id, record.epoch, source, 0), range(came, sent))
                 text = f"chunk {came} of {source} was lost ({sent} were sent)"
             elif source not in record.closed:
                 text = f"{source} was never closed"
@@ -350,20 +364,25 @@ class Orchestrator:
             visit.state = "ended"
 
     def _discard(self, key: ChunkKey) -> None:
-        """Drops a chunk that was not delivered to any stage."""
+        """Forgets a chunk that nobody reads any more and frees what its producer stores."""
         entry = self._outstanding.pop(key, None)
-        if entry is not None:
-            self._release(entry.producer, key)
+        if entry is None:
+            return
+        record = self._records.get(key.request_id)
+        if record is not None:
+            record.keys.discard(key)
+        self._release(entry.producer, key)
 
     def _on_aborted(self, replica: Replica, visit: Visit) -> None:
-        self._acknowledge(replica, visit, load=True)
+        self._sweep(replica.id, visit)
+        self._acknowledge(replica, visit)
 
-    def _acknowledge(self, replica: Replica, visit: Visit, *, load: bool) -> None:
+    def _acknowledge(self, replica: Replica, visit: Visit) -> None:
         record = self._records.get(visit.request_id)
         if record is None or (replica.id, visit.epoch) not in record.acks:
             return
         record.acks.discard((replica.id, visit.epoch))
-        replica.load -= load
+        replica.load -= 1
         self._maybe_forget(record)
 
     def _maybe_forget(self, record: RequestRecord) -> None:

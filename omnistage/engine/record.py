@@ -87,6 +87,7 @@ class RequestRecord:
     received: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     closed: set[str] = field(default_factory=set)
     withheld: dict[str, list[Chunk]] = field(default_factory=lambda: defaultdict(list))
+    keys: set[ChunkKey] = field(default_factory=set)
     acks: set[tuple[ReplicaId, int]] = field(default_factory=set)
     events: deque[ClientEvent] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,0 +1,42 @@
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := omnistage tests examples bench
+
+.PHONY: install serve demo test check unit slow format clean
+
+install: .venv/.installed
+
+# torch first: with a CPU build present nothing asks for a larger one.
+.venv/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "setuptools>=77.0.3" wheel torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+serve: install
+	$(BIN)/omnistage serve smol-speech
+
+demo: install
+	$(BIN)/python examples/demo.py
+
+# The README's test command: style, types, import directions, then all tests.
+test: install check unit slow
+
+check: install
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports
+
+unit: install
+	$(BIN)/python -m pytest -m "not slow"
+
+slow: install
+	$(BIN)/python -m pytest -m slow
+
+format: install
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out
