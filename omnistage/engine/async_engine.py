@@ -112,6 +112,8 @@ class AsyncOmniEngine:
             self._admission.leave()
 
     async def _admit(self, request: OmniRequest, media: dict[str, MultimodalPayload]) -> RequestRecord:
+        if self._runtime is None:
+            raise RequestError("the server is starting", code=ErrorCode.UNAVAILABLE, retry_after_s=1.0)
         if self._draining:
             raise RequestError("the server is shutting down", code=ErrorCode.UNAVAILABLE, retry_after_s=1.0)
         arrived = asyncio.get_running_loop().time()

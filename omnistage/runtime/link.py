@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -37,8 +38,7 @@ class Link(asyncio.Protocol):
             self._transport.write(frame(message))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
         for raw in self._frames.push(data):

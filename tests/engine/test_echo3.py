@@ -96,6 +96,7 @@ async def test_metrics_add_up(engine: AsyncOmniEngine) -> None:
     result = await answer(engine, id="a", prompt="metrics")
     metrics = result.metrics
     assert metrics is not None
+    assert metrics.audio_s is not None
     assert metrics.audio_s == pytest.approx(len(wave_of("metrics")) / 24_000)
     assert metrics.rtf == pytest.approx(metrics.e2el_s / metrics.audio_s)
     assert metrics.ttft_s is not None
