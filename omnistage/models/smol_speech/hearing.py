@@ -162,7 +162,7 @@ class Recogniser:
         output = self._model(
             encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
             decoder_input_ids=ids,
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         )
         logits: Tensor = output.logits

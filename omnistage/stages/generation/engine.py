@@ -1,13 +1,15 @@
 """The engine of generation stages: batches any requests that have work, one `GenerationModel.run` per step.
 
 Torch-free: only models import torch. Which requests share a step is decided by `_order`: priority first, then requests
-that have not produced anything yet (objective "ttfp"), then the one served longest ago, so that no request starves.
+that have not produced anything yet (objective "ttfp"), then first come, first served: a request that was served goes to
+the end of the queue, so that none starves.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from itertools import count
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -21,15 +23,18 @@ S = TypeVar("S")
 
 
 class _Entry(Generic[S]):
-    """One request: its model state and what the scheduler knows. Times in seconds (monotonic)."""
+    """One request: its model state and what the scheduler knows. Times in seconds (monotonic).
 
-    __slots__ = ("chunks_out", "compute_s", "held", "last_step", "queue_s", "ready_since", "request", "state", "steps")
+    `ticket` is its place in the queue, drawn when it gets work and again whenever it was served.
+    """
+
+    __slots__ = ("chunks_out", "compute_s", "held", "queue_s", "ready_since", "request", "state", "steps", "ticket")
 
     def __init__(self, request: StageRequest, state: S) -> None:
         self.request = request
         self.state = state
         self.held = False
-        self.last_step = -1
+        self.ticket = 0
         self.ready_since = 0.0
         self.queue_s = 0.0
         self.compute_s = 0.0
@@ -48,6 +53,7 @@ class GenerationEngine(Generic[S]):
         self._entries: dict[str, _Entry[S]] = {}
         self._ready: set[str] = set()
         self._steps = 0
+        self._tickets = count()
         self._last_batch: tuple[str, ...] = ()
         self._totals: dict[str, float] = dict.fromkeys(("batch_rows", "chunks_out", "finished", "aborted"), 0)
 
@@ -110,8 +116,7 @@ class GenerationEngine(Generic[S]):
     def counters(self) -> dict[str, float]:
         """`running` + `waiting` = requests held; `waiting` have work but were not in the last batch.
 
-        The model's own counts (`StageMetrics.extra`, such as `frames_in`) are summed over all requests of the past,
-        open ones included.
+        The model's own counts (`StageMetrics.extra`, such as `frames_in`) are summed over all requests ever held.
         """
         waiting = len(self._ready.difference(self._last_batch))
         counts = {"running": len(self._entries) - waiting, "waiting": waiting, "steps": self._steps}
@@ -134,10 +139,10 @@ class GenerationEngine(Generic[S]):
     def _order(self, ready: Iterable[str]) -> tuple[str, ...]:
         return tuple(heapq.nsmallest(self._max_num_seqs, ready, key=self._rank))
 
-    def _rank(self, request_id: str) -> tuple[int, bool, int, float, str]:
+    def _rank(self, request_id: str) -> tuple[int, bool, int]:
         entry = self._entries[request_id]
         has_output = self._first_output_first and entry.chunks_out > 0
-        return (-entry.request.priority, has_output, entry.last_step, entry.ready_since, request_id)
+        return (-entry.request.priority, has_output, entry.ticket)
 
     def _is_runnable(self, entry: _Entry[S]) -> bool:
         return not entry.held and self._model.pending(entry.state) > 0
@@ -149,13 +154,14 @@ class GenerationEngine(Generic[S]):
         elif request_id not in self._ready:
             self._ready.add(request_id)
             entry.ready_since = monotonic()
+            entry.ticket = next(self._tickets)
 
     def _account(self, entry: _Entry[S], chunks: list[Produced], start: float, seconds: float) -> None:
         entry.queue_s += max(0.0, start - entry.ready_since)
         entry.ready_since = start + seconds
         entry.compute_s += seconds
         entry.steps += 1
-        entry.last_step = self._steps
+        entry.ticket = next(self._tickets)
         entry.chunks_out += len(chunks)
         self._totals["chunks_out"] += len(chunks)
 

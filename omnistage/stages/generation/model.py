@@ -33,7 +33,10 @@ class GenerationModel(Protocol[S]):
         ...
 
     def feed(self, state: S, chunk: InputChunk) -> None:
-        """Takes a chunk; copies or keeps it, and releases its payload when no view is held any more."""
+        """Takes a chunk; copies or keeps it, and releases its payload when no view is held any more.
+
+        When it raises (RequestError for bad content), it has neither taken nor released the chunk: the engine does.
+        """
         ...
 
     def pending(self, state: S) -> int:
@@ -41,7 +44,11 @@ class GenerationModel(Protocol[S]):
         ...
 
     def run(self, states: list[S]) -> list[list[Produced]]:
-        """One batched step over states with `pending > 0`: per state what it produced, in order."""
+        """One batched step over states with `pending > 0`: per state what it produced, in order.
+
+        All or nothing: when it raises, every state is as it was before, so that the step can be repeated without the
+        state that is at fault. Compute first, then change states.
+        """
         ...
 
     def done(self, state: S) -> bool:
@@ -49,7 +56,10 @@ class GenerationModel(Protocol[S]):
         ...
 
     def metrics(self, state: S) -> StageMetrics:
-        """Counts of this request for the report (times are added by the engine)."""
+        """Counts of this request so far; the engine adds times, steps and chunks.
+
+        Numbers in `extra` (such as "frames_in", "frames_out") become counters of the stage, summed over requests.
+        """
         ...
 
     def close(self, state: S) -> None:

@@ -1,9 +1,9 @@
 """Streaming 1-D convolutions over several streams at once, each frame computed once.
 
-Streams of different position and length are packed along time: `Packed.rows` is [sum of lengths, channels], stream after
-stream. Every layer keeps, per stream, the inputs that its next outputs still need (`Flow.after`), so a layer runs behind
-its input by its right padding, and the zero padding at both ends of a stream is the same as in a whole decode. A step
-writes only `Flow.after`; the caller makes it the stream's state once the whole step has succeeded.
+Streams of different position and length are packed along time: `Packed.rows` is [sum of lengths, channels], one stream
+after the other. Every layer keeps, per stream, the inputs that its next outputs still need (`Flow.after`), so a layer
+runs behind its input by its right padding, and the zero padding at both ends of a stream is that of a whole decode.
+A step writes only `Flow.after`; the caller makes it the stream's state once the whole step has succeeded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Packed:
 
     def split(self) -> tuple[Tensor, ...]:
         """Per stream its rows, as views."""
-        return self.rows.split(self.lengths)
+        return torch.functional.split(self.rows, list(self.lengths))
 
     def map(self, function: Activation) -> Packed:
         """Applies a function that acts on each row alone."""
