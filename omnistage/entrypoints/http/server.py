@@ -10,6 +10,7 @@ from collections.abc import Generator
 import uvicorn
 
 from omnistage.entrypoints.http.app import HttpApp
+from omnistage.entrypoints.http.protocol import GuardedProtocol
 
 BACKLOG = 2048
 
@@ -25,7 +26,7 @@ class HttpServer:
             server_header=False,
             date_header=False,
             lifespan="off",
-            http="httptools",
+            http=GuardedProtocol,
             ws="websockets-sansio",
             timeout_keep_alive=75,
         )

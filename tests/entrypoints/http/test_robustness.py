@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from omnistage.entrypoints.http.app import HttpOptions
+from omnistage.entrypoints.http.protocol import GuardedProtocol
 from omnistage.request import OmniRequest, OmniRequestOutput
 from tests.entrypoints.http.conftest import Running, Start
 from tests.entrypoints.http.fake_engine import FakeEngine, Media, audio_event, last_event, speech_of, text_event
@@ -307,6 +308,38 @@ async def test_forced_close_ends_requests_with_an_error_and_aborts_them(start: S
     await streaming.server.close()
     assert not server.engine.live
     assert not streaming.engine.live
+    wire.cut()
+
+
+async def test_endless_request_head_is_cut_off(server: Running) -> None:
+    wire = await Wire.open(server)
+    wire.writer.write(b"GET /health HTTP/1.1\r\nx-long: ")
+    with pytest.raises(ConnectionError):  # noqa: PT012
+        for _ in range(1000):
+            wire.writer.write(b"y" * 65_536)
+            await wire.writer.drain()
+            await asyncio.sleep(0)
+    wire.cut()
+    assert (await server.http.get("/health")).status_code == 200
+
+
+async def test_head_that_never_ends_is_closed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GuardedProtocol, "head_timeout_s", 0.1)
+    for opening in (b"", b"GET /health HTTP/1.1\r\nx: y\r\n"):
+        wire = await Wire.open(server)
+        wire.writer.write(opening)
+        assert await asyncio.wait_for(wire.reader.read(), 5) == b""
+        wire.cut()
+
+
+async def test_connection_stays_open_between_requests(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GuardedProtocol, "head_timeout_s", 0.1)
+    wire = await Wire.open(server)
+    for _ in range(2):
+        await wire.send_json(CHAT)
+        answer = await asyncio.wait_for(wire.reader.read(65_536), 5)
+        assert answer.startswith(b"HTTP/1.1 200")
+        await asyncio.sleep(0.2)
     wire.cut()
 
 
