@@ -116,13 +116,14 @@ def _cut_at(text: str, index: int, is_end: bool, minimum: int) -> int | None:
     following = behind.lstrip()
     if behind and not behind[0].isspace() and mark not in "。！？":
         return 0
-    if not following and not is_end and len(text) < index + _LOOK_AHEAD:
+    ends_line = "\n" in behind[: len(behind) - len(following)]
+    if not (following or ends_line or is_end) and len(text) < index + _LOOK_AHEAD:
         return None
-    return stop if _is_boundary(text[: index + 1], mark, following) else 0
+    return stop if _is_boundary(text[: index + 1], mark, "" if ends_line else following) else 0
 
 
 def _is_boundary(text: str, mark: str, following: str) -> bool:
-    """`text` ends with the mark; `following` starts with the next character that is no space, if there is one."""
+    """`text` ends with the mark; `following` starts with the next character on its line that is no space, if any."""
     if mark == ",":
         return not (text[-2:-1].isdigit() and following[:1].isdigit())
     return mark != "." or not (following[:1].islower() or _is_abbreviation(text, following))
