@@ -75,6 +75,7 @@ async def _job(state: ServerState, body: ChatRequest) -> ChatJob:
         seed=body.seed,
         priority=body.priority,
         timeout=body.timeout,
+        stream=bool(body.stream),
     )
     audio_format = encoder_name(body.audio.format if body.audio else "wav") if "audio" in modalities else ""
     return ChatJob(

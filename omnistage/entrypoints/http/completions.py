@@ -68,6 +68,7 @@ def _job(state: ServerState, body: schema.CompletionRequest) -> CompletionJob:
             seed=body.seed,
             priority=body.priority,
             timeout=body.timeout,
+            stream=bool(body.stream),
             params={} if isinstance(prompt, str) else {"prompt_token_ids": prompt},
         )
         requests += choice_requests(request, count)

@@ -63,6 +63,7 @@ def _request(state: ServerState, body: SpeechRequest) -> OmniRequest:
         seed=body.seed,
         priority=body.priority,
         timeout=body.timeout,
+        stream=body.stream is not False,
         params=params if body.speed == 1.0 else params | {"speed": body.speed},
     )
 

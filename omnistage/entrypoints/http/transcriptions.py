@@ -130,6 +130,7 @@ def _request(fields: TranscriptionForm) -> OmniRequest:
         seed=fields.seed,
         priority=fields.priority,
         timeout=fields.timeout,
+        stream=fields.stream,
         params=params,
     )
 

@@ -131,11 +131,22 @@ def disconnect_after(server: Server, index: int, seconds: float) -> None:
 
 def held(server: Server) -> dict[str, float]:
     """Everything in /metrics that counts what is held now, and the descriptors and threads of all processes."""
-    names = ("running", "waiting", "records", "chunks", "visits", "held", "parked", "free_blocks", "load")
+    names = (
+        "running",
+        "waiting",
+        "records",
+        "outstanding",
+        "stored",
+        "visits",
+        "held",
+        "parked",
+        "free_blocks",
+        "load",
+    )
     figures: dict[str, float] = {}
     for line in server.get("/metrics").text.splitlines():
         name, _, value = line.rpartition(" ")
-        if not line.startswith("#") and any(word in name for word in names) and "_total" not in name:
+        if not line.startswith("#") and any(word in name for word in names):
             figures[name] = float(value)
     for process in [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children()]:
         figures[f"fds {process.pid}"] = process.num_fds()

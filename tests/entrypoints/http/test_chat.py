@@ -236,6 +236,14 @@ async def test_sampling_reaches_the_text_stage(server: Running) -> None:
     assert (request.seed, request.priority, request.timeout) == (-3, 2, 9.5)
 
 
+async def test_whole_answers_may_be_replayed_and_streamed_ones_may_not(server: Running) -> None:
+    for stream in (False, True):
+        await server.http.post("/v1/chat/completions", json={"messages": HELLO, "stream": stream})
+        await server.http.post("/v1/completions", json={"prompt": "x", "stream": stream})
+        await server.http.post("/v1/audio/speech", json={"input": "x", "stream": stream})
+        assert [request.stream for request in server.engine.requests[-3:]] == [stream] * 3
+
+
 async def test_nothing_is_set_that_was_not_asked_for(server: Running) -> None:
     await server.client.chat.completions.create(model="fake-model", messages=HELLO)
     assert server.engine.requests[0].sampling == {"": {}}
