@@ -27,7 +27,8 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     `{"type": "audio" | "image" | "video" | ..., "media": key}` with `key` into `media`.
     `modalities` None means every final output of the task. `sampling` is per stage name; the name "" stands for the
     stage whose text the client reads. `params` carries the model's
-    own parameter names (spec of the model). `timeout` is seconds from admission.
+    own parameter names (spec of the model). `timeout` is seconds from admission. With `stream` False all events come
+    together at the end, which lets the request be replayed when a stage dies half-way.
     """
 
     id: str
@@ -41,6 +42,7 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     seed: int | None = None
     priority: int = 0
     timeout: float | None = None
+    stream: bool = True
     params: dict[str, Any] = {}
 
 
@@ -102,7 +104,7 @@ class StageRequest(msgspec.Struct, kw_only=True):
     """A request as one stage sees it.
 
     `inputs` are the ports that will deliver chunks, `outputs` the ports that somebody reads in this request (others
-    need not be computed). `epoch` counts replays: chunks of older epochs are dropped by the loop, never seen by an engine.
+    need not be computed). `epoch` counts replays: an engine never sees chunks of older epochs.
     """
 
     request_id: str

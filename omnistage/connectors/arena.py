@@ -49,6 +49,9 @@ class ArenaView:
         """Read-only bytes of an extent, without a copy."""
         return self._bytes[offset : offset + nbytes]
 
+    def close(self) -> None:
+        _unmap(self._map, self._bytes)
+
 
 class Arena:
     """The writer's side. Extents are first-fit in address order and merge with their neighbours when freed."""
@@ -108,6 +111,9 @@ class Arena:
             if start + length == following:
                 self._free[index : index + 2] = [(start, length + more)]
 
+    def close(self) -> None:
+        _unmap(self._map, self._bytes)
+
     def check_integrity(self) -> None:
         """Free and used extents tile the arena exactly."""
         position = 0
@@ -117,6 +123,15 @@ class Arena:
             position = start + length
         if position != self.size:
             raise IntegrityError("arena extents do not reach its end")
+
+
+def _unmap(mapping: mmap.mmap, view: memoryview) -> None:
+    """Unmaps, unless arrays still view the memory: then it goes with the last of them."""
+    try:
+        view.release()
+        mapping.close()
+    except BufferError:
+        return
 
 
 def _padded(nbytes: int) -> int:

@@ -37,5 +37,9 @@ class ConnectorHub:
     def counters(self) -> dict[str, float]:
         return {"stored_chunks": self.held(), "spilled_chunks": self._shm.spilled}
 
+    def close(self) -> None:
+        """Unmaps the arenas; nothing may be stored or loaded afterwards."""
+        self._shm.close()
+
     def check_integrity(self) -> None:
         self._shm.check_integrity()

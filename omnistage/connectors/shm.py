@@ -70,6 +70,11 @@ class ShmConnector:
     def held(self) -> int:
         return len(self._extents) + len(self._in_message)
 
+    def close(self) -> None:
+        for mapping in (self._arena, *self._views.values()):
+            if mapping is not None:
+                mapping.close()
+
     def check_integrity(self) -> None:
         if self._arena is None:
             return

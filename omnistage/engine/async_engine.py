@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from types import TracebackType
 
@@ -148,25 +149,31 @@ class AsyncOmniEngine:
             raise RequestError(f"sampling: no stage {unknown[0]!r}; stages are {known}", param=f"sampling.{unknown[0]}")
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[OmniRequestOutput]:
-        """Events in order; each is acknowledged when the caller comes back for the next."""
+        """Events in order, as they come or (without `stream`) all at the end; a replay takes back what was kept."""
+        kept: list[ClientEvent] = []
+        seqs: dict[str, int] = defaultdict(int)
         while True:
-            while not record.events:
-                record.wake.clear()
-                await record.wake.wait()
-            event = record.events.popleft()
-            output = self._numbered(record, event)
+            event = await _next_event(record)
             self._orchestrator.taken(record, event)
-            yield output
-            if output.finished:
+            kept.append(event)
+            if not (record.request.stream or event.output.finished):
+                continue
+            for ready in kept:
+                if ready.output.finished or record.request.stream or ready.epoch == record.epoch:
+                    yield self._numbered(record, ready, seqs)
+            kept.clear()
+            if event.output.finished:
                 return
 
-    def _numbered(self, record: RequestRecord, event: ClientEvent) -> OmniRequestOutput:
+    def _numbered(self, record: RequestRecord, event: ClientEvent, seqs: dict[str, int]) -> OmniRequestOutput:
+        """`seq` counts what the client gets, whatever a replay has cut."""
         if event.output.finished:
             metrics = self._metrics.request_metrics(record)
             if event.output.error is None:
                 self._metrics.observe_request(record.request.task, metrics)
             return msgspec.structs.replace(event.output, metrics=metrics)
-        return msgspec.structs.replace(event.output, seq=record.sent[event.source].chunks)
+        seqs[event.source] += 1
+        return msgspec.structs.replace(event.output, seq=seqs[event.source] - 1)
 
     async def abort(self, request_id: str) -> bool:
         return self._orchestrator.abort(request_id)
@@ -214,3 +221,10 @@ class AsyncOmniEngine:
         self.runtime.client_hub.check_integrity()
         if self.runtime.client_hub.held():
             raise IntegrityError("the client's connector still stores payloads")
+
+
+async def _next_event(record: RequestRecord) -> ClientEvent:
+    while not record.events:
+        record.wake.clear()
+        await record.wake.wait()
+    return record.events.popleft()

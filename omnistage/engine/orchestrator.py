@@ -215,7 +215,7 @@ class Orchestrator:
         if kept is None:
             self._consumed(CLIENT_REPLICA, chunk.key)
             return
-        record.push(ClientEvent(kept, chunk.key, edge.source))
+        record.push(ClientEvent(kept, chunk.key, edge.source, record.epoch))
 
     # -- messages of replicas (RuntimeListener)
 
@@ -406,6 +406,11 @@ class Orchestrator:
         self._metrics.observe_delivery(record, event.output, self._now())
         if event.key is None:
             return
+        if record.request.stream:
+            self._note_sent(record, event)
+        self._consumed(CLIENT_REPLICA, event.key)
+
+    def _note_sent(self, record: RequestRecord, event: ClientEvent) -> None:
         record.delivered_stages.add(event.output.stage)
         sent = record.sent[event.source]
         sent.chunks += 1
@@ -413,7 +418,6 @@ class Orchestrator:
         sent.tokens += len(event.output.token_ids)
         if event.output.payload is not None and "audio" in event.output.payload.tensors:
             sent.samples += event.output.payload["audio"].shape[-1]
-        self._consumed(CLIENT_REPLICA, event.key)
 
     def drop_events(self, record: RequestRecord) -> None:
         """The client will not take what is still queued."""
@@ -461,6 +465,7 @@ class Orchestrator:
         self._abort_visits(record)
         self.drop_events(record)
         record.epoch += 1
+        record.timing.restart(keep=record.request.stream)
         record.skip = {source: replace(sent) for source, sent in record.sent.items()}
         for books in (record.visits, record.received, record.closed, record.withheld):
             books.clear()

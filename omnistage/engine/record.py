@@ -51,6 +51,7 @@ class ClientEvent:
     output: OmniRequestOutput
     key: ChunkKey | None = None
     source: str = ""
+    epoch: int = 0
 
 
 @dataclass
@@ -65,6 +66,12 @@ class Timing:
     text_tokens: int = 0
     audio_samples: int = 0
     sample_rate: int = 0
+
+    def restart(self, *, keep: bool) -> None:
+        """Forgets deliveries that a replay repeats; those that a streaming client has are not repeated."""
+        if not keep:
+            self.first_text = self.last_text = self.first_media = None
+            self.text_tokens = self.audio_samples = 0
 
 
 @dataclass

@@ -71,3 +71,4 @@ def _serve(
         )
     finally:
         waker.close()
+        hub.close()

@@ -18,7 +18,7 @@ from omnistage.connectors.arena import Arena, ArenaView, create_arena_file
 from omnistage.connectors.hub import ConnectorHub
 from omnistage.connectors.inline import InlineConnector, LocalStore
 from omnistage.connectors.shm import ShmConnector
-from omnistage.errors import ErrorInfo, StageError
+from omnistage.errors import StageError
 from omnistage.messages import Extent, FromStage, StageReady, ToStage
 from omnistage.runtime.host import Host, replica_socket
 from omnistage.runtime.link import Link
@@ -73,7 +73,6 @@ class Replica:
     detail: str = ""
     ready_info: StageReady | None = None
     counters: dict[str, float] = field(default_factory=dict)
-    fatal: ErrorInfo | None = None
 
     @property
     def ready(self) -> bool:
@@ -136,9 +135,9 @@ class StageRuntime:
     async def _until_started(self) -> None:
         while not all(replica.ready for replica in self.replicas.values()):
             for replica in self.replicas.values():
-                if replica.state == "restarting" or replica.fatal is not None:
-                    cause = replica.fatal.message if replica.fatal is not None else replica.detail
-                    raise StageError(f"stage {replica.id.stage} did not start: {cause}", stage=replica.id.stage)
+                if replica.detail and not replica.ready:  # why it went down, or a fatal report
+                    cause = f"stage {replica.id.stage} did not start: {replica.detail}"
+                    raise StageError(cause, stage=replica.id.stage)
             self._changed.clear()
             await self._changed.wait()
 
@@ -153,6 +152,7 @@ class StageRuntime:
         for replica in self.replicas.values():
             if replica.link is not None:
                 replica.link.close()
+        self.client_hub.close()
         for fd in self._arenas.values():
             os.close(fd)
         self._arenas.clear()
@@ -186,7 +186,6 @@ class StageRuntime:
             replica = self.replicas[replica_id]
             ours, theirs = replica_socket()
             replica.link = Link(self._hears(replica), self._closes(replica, host))
-            replica.fatal = None
             await loop.create_unix_connection(partial(_same, replica.link), sock=ours)
             replica_plans.append(self._replica_plan(replica_id, theirs))
         await host.start(replica_plans)
@@ -218,7 +217,6 @@ class StageRuntime:
         if message.counters:
             replica.counters = message.counters
         if message.fatal is not None:
-            replica.fatal = message.fatal
             replica.detail = message.fatal.message
             self._changed.set()
         if message.ready is not None:
@@ -246,6 +244,7 @@ class StageRuntime:
             replica.state = "restarting"
             replica.restarts += 1
             replica.load = 0
+            replica.counters = {}
             if replica.link is not None:
                 replica.link.close()
                 replica.link = None
