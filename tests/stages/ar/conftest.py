@@ -15,7 +15,11 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-CORPUS = ["the quick brown fox jumps over the lazy dog", "naïve café 日本語 🎉 ünïcode", "one two three, four five six."]
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "naïve café 日本語 🎉 ünïcode",
+    "one two three, four five six.",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +28,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def token_id(tokenizer: Tokenizer, piece: str) -> int:
+    token = tokenizer.token_to_id(piece)
+    assert token is not None
+    return int(token)
 
 
 def make_tokenizer() -> Tokenizer:

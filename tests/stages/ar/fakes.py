@@ -16,7 +16,17 @@ from omnistage.errors import RequestError
 from omnistage.payload import MultimodalPayload
 from omnistage.sampling import SamplingParams
 from omnistage.stages.ar.engine import AREngine
-from omnistage.stages.ar.model import BackendLimits, ContentSpan, Emitted, Event, Output, Prompt, Sampled, Sequence, Work
+from omnistage.stages.ar.model import (
+    BackendLimits,
+    ContentSpan,
+    Emitted,
+    Event,
+    Output,
+    Prompt,
+    Sampled,
+    Sequence,
+    Work,
+)
 from omnistage.stages.base import InputChunk, StageRequest, StepOutput
 
 VOCAB = 1000

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from omnistage.stages.ar.detokenizer import REPLACEMENT, Detokenizer, StopStrings
-from tests.stages.ar.conftest import make_tokenizer
+from tests.stages.ar.conftest import make_tokenizer, token_id
 
 TOKENIZER = make_tokenizer()
 TEXTS = ["naïve café", "日本語 🎉 text", "👩‍👩‍👧 family", "plain", "a\n\nb  c", "ünïcode … “quotes”"]
@@ -26,7 +29,7 @@ def test_pieces_add_up_to_the_text_and_hold_no_half_character(text: str) -> None
 
 
 def test_a_character_comes_with_its_last_byte() -> None:
-    single = [TOKENIZER.token_to_id(piece) for piece in "ðŁİī"]  # the four bytes of U+1F389
+    single = [token_id(TOKENIZER, piece) for piece in "ðŁİī"]  # the four bytes of U+1F389
     assert pieces(TOKENIZER, single) == ["", "", "", "🎉", ""]
 
 
@@ -44,7 +47,7 @@ def test_any_tokens_stream_to_what_decoding_them_at_once_gives(ids: list[int]) -
 
 
 def test_special_tokens_are_not_text() -> None:
-    end = TOKENIZER.token_to_id("<|im_end|>")
+    end = token_id(TOKENIZER, "<|im_end|>")
     ids = [*TOKENIZER.encode("one").ids, end, *TOKENIZER.encode(" two").ids]
     assert "".join(pieces(TOKENIZER, ids)) == "one two"
 
@@ -66,9 +69,9 @@ def test_the_window_stays_small_over_a_long_text() -> None:
     seen: list[int] = []
 
     class Spy:
-        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
             seen.append(len(ids))
-            return str(TOKENIZER.decode(ids, skip_special_tokens=skip_special_tokens))
+            return str(TOKENIZER.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     detokenizer = Detokenizer(Spy())
     for token in TOKENIZER.encode("the quick brown fox 🎉 " * 50).ids:
@@ -111,7 +114,7 @@ def test_text_is_withheld_while_it_may_begin_a_stop_string(
 )
 def test_the_result_does_not_depend_on_where_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    deltas = [text[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    deltas = [text[begin:end] for begin, end in pairwise(edges)]
     out, found = stream(stops, deltas)
     whole, whole_found = stream(stops, [text])
     assert ("".join(out), found) == ("".join(whole), whole_found)

@@ -7,7 +7,17 @@ import pytest
 
 from omnistage.errors import RequestError
 from omnistage.stages.ar.engine import AREngine
-from tests.stages.ar.fakes import EOS, Collected, PagedFake, chunk, expected, fake_engine, run, stage_config, stage_request
+from tests.stages.ar.fakes import (
+    EOS,
+    Collected,
+    PagedFake,
+    chunk,
+    expected,
+    fake_engine,
+    run,
+    stage_config,
+    stage_request,
+)
 
 PROMPTS = {f"r{index}": [random.Random(index).randrange(900) for _ in range(3 + 5 * index)] for index in range(8)}
 

@@ -155,10 +155,9 @@ def test_counts_follow_the_tokens_whatever_the_steps() -> None:
 
 def test_counts_are_needed_for_penalties_only() -> None:
     assert not needs_counts(SamplingParams())
-    assert all(
-        needs_counts(SamplingParams(**{name: 1.5}))
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    )
+    assert needs_counts(SamplingParams(repetition_penalty=1.5))
+    assert needs_counts(SamplingParams(presence_penalty=1.5))
+    assert needs_counts(SamplingParams(frequency_penalty=-1.5))
 
 
 def test_logit_bias_moves_the_choice() -> None:

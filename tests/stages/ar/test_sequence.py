@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from omnistage.request import FinishReason
@@ -7,7 +9,7 @@ from omnistage.stages.ar.sequence import Prompt, Sequence
 from tests.stages.ar.fakes import stage_request
 
 
-def sequence(length: int, *, spans: tuple[tuple[int, int], ...] = (), **fields: object) -> Sequence[None]:
+def sequence(length: int, *, spans: tuple[tuple[int, int], ...] = (), **fields: Any) -> Sequence[None]:
     seq: Sequence[None] = Sequence(stage_request("r", **fields), None, 0, 0.0)
     seq.begin(Prompt(token_ids=list(range(length)), unsplittable=spans), length + 8, frozenset({900}))
     return seq
