@@ -21,7 +21,7 @@ def create_arena_file(size_bytes: int) -> int:
     free = psutil.virtual_memory().available
     if size_bytes > free:  # asking for more would have the kernel end a process instead of refusing
         raise ConfigError(
-            f"no space for a shared-memory arena of {size_bytes >> 20} MB: {free >> 20} MB free; lower stages.*.arena_mb"
+            f"no space for an arena of {size_bytes >> 20} MB: {free >> 20} MB free; lower stages.*.arena_mb"
         )
     if sys.platform == "linux":
         fd = os.memfd_create("omnistage-arena", os.MFD_CLOEXEC)

@@ -15,8 +15,9 @@ from omnistage.engine.delivery import client_output, without_sent
 from omnistage.engine.metrics import EngineMetrics
 from omnistage.engine.record import ClientEvent, Outstanding, RequestRecord, StageVisit
 from omnistage.engine.router import Router
+from omnistage.engine.watch import HandoffWatch
 from omnistage.errors import ErrorCode, ErrorInfo, RequestError
-from omnistage.messages import Chunk, ChunkKey, Extent, FromStage, Probe, Visit, VisitEnd
+from omnistage.messages import Chunk, ChunkKey, Extent, FromStage, Visit, VisitEnd
 from omnistage.request import FinishReason, OmniRequestOutput
 from omnistage.runtime.plan import ReplicaId, variant_of
 from omnistage.runtime.stage_runtime import CLIENT_REPLICA, Replica, StageRuntime
@@ -40,6 +41,7 @@ class Orchestrator:
         self._outstanding: dict[ChunkKey, Outstanding] = {}
         self._router = Router(config)
         self._runtime: StageRuntime | None = None
+        self._watch = HandoffWatch(config, self._ask, self.fail)
         self._on_gone: list[asyncio.Future[None]] = []
 
     def attach(self, runtime: StageRuntime) -> None:
@@ -58,6 +60,9 @@ class Orchestrator:
     @property
     def outstanding_chunks(self) -> int:
         return len(self._outstanding)
+
+    def _ask(self, replica: ReplicaId, visit: Visit) -> None:
+        self.runtime.replicas[replica].outbox().probes.append(visit)
 
     # -- a request begins
 
@@ -116,8 +121,8 @@ class Orchestrator:
     def _arm(self, record: RequestRecord) -> None:
         loop = asyncio.get_running_loop()
         limit = record.request.timeout or self._config.limits.request_timeout_s
-        record.timers.append(loop.call_later(limit, self._timed_out, record, limit))
-        self._watch_later(record)
+        record.timeout = loop.call_later(limit, self._timed_out, record, limit)
+        self._watch.follow(record)
 
     def _timed_out(self, record: RequestRecord, limit: float) -> None:
         where = ", ".join(stage for stage, visit in record.visits.items() if visit.state != "ended")
@@ -234,7 +239,9 @@ class Orchestrator:
         for visit in message.aborted:
             self._on_aborted(replica, visit)
         for probe in message.probes:
-            self._on_probe(replica, probe)
+            record = self._current(probe.request_id, probe.epoch)
+            if record is not None:
+                self._watch.on_probe(record, replica, probe)
         self._metrics.observe_stage(replica, message)
 
     def _on_chunk(self, replica: Replica, chunk: Chunk, now: float) -> None:
@@ -471,52 +478,5 @@ class Orchestrator:
             books.clear()
         self._dispatch_all(record)
 
-    # -- lost hand-offs
-
-    def _deadline(self, record: RequestRecord) -> float:
-        names = {edge.name for edge in record.edges}
-        return min((e.deadline_s for name, e in self._config.edges.items() if name in names), default=30.0)
-
-    def _watch_later(self, record: RequestRecord) -> None:
-        loop = asyncio.get_running_loop()
-        due = record.progress + self._deadline(record) - self._now()
-        record.timers[1:] = [loop.call_later(max(0.0, due), self._watch, record)]
-
-    def _watch(self, record: RequestRecord) -> None:
-        """No stage spoke of the request for a deadline: ask those that hold it; silence means a stalled stage."""
-        if self._now() - record.progress < self._deadline(record) or not _expects_stage(record):
-            if self._now() - record.progress >= self._deadline(record):
-                record.progress = self._now()
-            self._watch_later(record)
-            return
-        active = {stage: visit for stage, visit in record.visits.items() if visit.state == "active"}
-        if record.probed:
-            stage = next(iter(active))
-            self.fail(record, ErrorInfo(ErrorCode.HANDOFF, f"stage {stage} stalled", stage=stage))
-            return
-        record.probed = True
-        for visit in active.values():
-            self.runtime.replicas[visit.replica].outbox().probes.append(Visit(record.id, record.epoch))
-        record.timers[1:] = [asyncio.get_running_loop().call_later(self._deadline(record), self._watch, record)]
-
-    def _on_probe(self, replica: Replica, probe: Probe) -> None:
-        record = self._current(probe.request_id, probe.epoch)
-        if record is None:
-            return
-        visit = record.visits[replica.id.stage]
-        for port, count in visit.delivered.items():
-            got = probe.received.get(port, 0)
-            if visit.state == "active" and got < count:
-                edge = next(e for e in record.edges if e.target == f"{replica.id.stage}.{port}")
-                text = f"chunk {got} of {edge.source} never reached stage {replica.id.stage}"
-                self.fail(record, ErrorInfo(ErrorCode.HANDOFF, text, stage=replica.id.stage, edge=edge.name))
-                return
-        record.probed = False
-        record.progress = self._now()
-
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _expects_stage(record: RequestRecord) -> bool:
-    return any(visit.state == "active" for visit in record.visits.values())

@@ -105,7 +105,8 @@ class RequestRecord:
     reasons: dict[str, FinishReason] = field(default_factory=dict)
     progress: float = 0.0
     probed: bool = False
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    timeout: asyncio.TimerHandle | None = None
+    watch: asyncio.TimerHandle | None = None
     error: ErrorInfo | None = None
 
     @property
@@ -120,9 +121,10 @@ class RequestRecord:
         self.wake.set()
 
     def cancel_timers(self) -> None:
-        for timer in self.timers:
-            timer.cancel()
-        self.timers.clear()
+        for timer in (self.timeout, self.watch):
+            if timer is not None:
+                timer.cancel()
+        self.timeout = self.watch = None
 
     def descendants(self, stage: str) -> set[str]:
         """`stage` and every stage that its output can reach in this request."""

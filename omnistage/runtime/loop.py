@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 RECEIVE_BYTES = 1 << 18
 COUNTERS_INTERVAL_S = 0.2
 UNLIMITED = 1 << 30
+_NOTHING = FromStage()
 
 
 class Waker:
@@ -326,7 +327,7 @@ class StageLoop:
     def _flush(self, *, idle: bool) -> None:
         now = time.monotonic()
         out = self._out
-        something = out.chunks or out.consumed or out.finished or out.aborted or out.batch or out.probes or out.ready
+        something = out != _NOTHING
         if (idle and not self._visits) or (something and now - self._counters_at > COUNTERS_INTERVAL_S):
             self._report_counters(now)
         if not something and not out.counters:

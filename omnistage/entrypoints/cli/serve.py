@@ -114,4 +114,3 @@ stages: {" -> ".join(config.stages)}
   answer = client.chat.completions.create(model="{name}", messages=[{{"role": "user", "content": "Hello!"}}])
   print(answer.choices[0].message.content)
 """
-

@@ -117,15 +117,18 @@ class Exchange:
         try:
             async with asyncio.timeout(idle_timeout_s) as timeout:
                 while (piece := await self._next_piece()) is not None:
-                    budget.take(len(piece))
-                    self.held += len(piece)
-                    if self.held > limit:
-                        raise _body_too_large(limit)
+                    self._hold(len(piece), limit, budget)
                     parts.append(piece)
                     timeout.reschedule(asyncio.get_running_loop().time() + idle_timeout_s)
         except TimeoutError:
             raise RequestError(f"the request body did not arrive within {idle_timeout_s:g} s", param="body") from None
         self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _hold(self, count: int, limit: int, budget: BodyBudget) -> None:
+        budget.take(count)
+        self.held += count
+        if self.held > limit:
+            raise _body_too_large(limit)
 
     async def _next_piece(self) -> bytes | None:
         if self.body_complete:

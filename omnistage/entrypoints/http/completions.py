@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -59,18 +60,7 @@ def _job(state: ServerState, body: schema.CompletionRequest) -> CompletionJob:
     job_id, sampling = new_id("cmpl-"), sampling_of(state, body)
     requests = list[OmniRequest]()
     for index, prompt in enumerate(prompts):
-        request = OmniRequest(
-            id=job_id if index == 0 else f"{job_id}-p{index}",
-            task="completion",
-            raw_prompt=prompt if isinstance(prompt, str) else None,
-            modalities=("text",),
-            sampling=sampling,
-            seed=body.seed,
-            priority=body.priority,
-            timeout=body.timeout,
-            stream=bool(body.stream),
-            params={} if isinstance(prompt, str) else {"prompt_token_ids": prompt},
-        )
+        request = _request(body, job_id if index == 0 else f"{job_id}-p{index}", prompt, sampling)
         requests += choice_requests(request, count)
     echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(count)]
     return CompletionJob(
@@ -80,6 +70,23 @@ def _job(state: ServerState, body: schema.CompletionRequest) -> CompletionJob:
         choices_per_prompt=count,
         id=job_id,
         created=int(time.time()),
+    )
+
+
+def _request(
+    body: schema.CompletionRequest, request_id: str, prompt: Sequence[object] | str, sampling: dict[str, dict[str, Any]]
+) -> OmniRequest:
+    return OmniRequest(
+        id=request_id,
+        task="completion",
+        raw_prompt=prompt if isinstance(prompt, str) else None,
+        modalities=("text",),
+        sampling=sampling,
+        seed=body.seed,
+        priority=body.priority,
+        timeout=body.timeout,
+        stream=bool(body.stream),
+        params={} if isinstance(prompt, str) else {"prompt_token_ids": prompt},
     )
 
 

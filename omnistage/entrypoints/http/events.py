@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 
 from omnistage.engine.client import EngineClient
 from omnistage.errors import ErrorCode, OmniError
@@ -26,13 +27,9 @@ async def request_events(
     try:
         async for event in stream:
             finished = event.finished
-            try:
-                if finished:
-                    _raise_if_failed(event)
+            with _released(event):
+                _raise_if_failed(event)
                 yield event
-            finally:
-                if event.payload is not None:
-                    event.payload.release()
         if not finished:
             raise OmniError("the engine ended the request without a result", code=ErrorCode.INTERNAL)
     finally:
@@ -40,6 +37,16 @@ async def request_events(
             await stream.aclose()
         if not finished:
             await engine.abort(request.id)
+
+
+@contextmanager
+def _released(event: OmniRequestOutput) -> Iterator[None]:
+    """Releases the event's payload when the block ends."""
+    try:
+        yield
+    finally:
+        if event.payload is not None:
+            event.payload.release()
 
 
 async def choice_events(engine: EngineClient, requests: list[OmniRequest], media: Media) -> ChoiceEvents:
@@ -57,12 +64,11 @@ async def choice_events(engine: EngineClient, requests: list[OmniRequest], media
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=waiting.__getitem__):
-                index = waiting.pop(task)
-                event = task.result()
-                yield index, event
-                if not event.finished:
-                    waiting[asyncio.ensure_future(anext(streams[index]))] = index
+            task = next(task for task in waiting if task in done)  # longest waiting first
+            index, event = waiting.pop(task), task.result()
+            yield index, event
+            if not event.finished:
+                waiting[asyncio.ensure_future(anext(streams[index]))] = index
     finally:
         for task in waiting:
             task.cancel()

@@ -88,18 +88,26 @@ async def _whole(state: ServerState, exchange: Exchange, body: SpeechRequest, re
     await exchange.answer(200, media_type, await sound.encode(), headers)
 
 
+async def _send_sound(
+    state: ServerState, exchange: Exchange, body: SpeechRequest, request: OmniRequest, sound: AudioStream
+) -> None:
+    """Sends the encoded bytes of an answer as they come, the encoder's tail excepted."""
+    media_type, headers = _content(body)
+    async with aclosing(request_events(state.engine, request, {})) as events:
+        async for output in events:
+            data = await sound.feed(output.payload)
+            if data and not exchange.started:
+                await exchange.start(200, media_type, headers)
+            if data:
+                await exchange.write(data)
+
+
 async def _bytes(state: ServerState, exchange: Exchange, body: SpeechRequest, request: OmniRequest) -> None:
     """Streams the file. A failure after the first byte breaks the connection: bytes cannot carry an error."""
     sound = AudioStream(state, body.response_format)
     media_type, headers = _content(body)
     try:
-        async with aclosing(request_events(state.engine, request, {})) as events:
-            async for output in events:
-                data = await sound.feed(output.payload)
-                if data and not exchange.started:
-                    await exchange.start(200, media_type, headers)
-                if data:
-                    await exchange.write(data)
+        await _send_sound(state, exchange, body, request, sound)
     except OmniError as error:
         if exchange.started:
             raise ConnectionBroken(error.info.message) from error

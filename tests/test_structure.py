@@ -1,0 +1,161 @@
+"""Rules of the code base that a reader relies on: sizes, types, imports, supervisor boundaries, model locality."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnistage.config.registry import PIPELINES
+
+ROOT = Path(__file__).parent.parent / "omnistage"
+FILES = sorted(ROOT.rglob("*.py"))
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 8
+MAX_NESTING = 3
+FRAMEWORK_LINES = 25_000
+BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+# The only places where any exception is turned into an error of a request, of a replica or of an answer.
+SUPERVISORS = {
+    "runtime/loop.py": 2,
+    "runtime/replica.py": 1,
+    "entrypoints/http/app.py": 1,
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def functions() -> Iterator[tuple[str, Function]]:
+    for file in FILES:
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, Function):
+                yield f"{name_of(file)}:{node.lineno} {node.name}", node
+
+
+def depth(node: ast.AST, level: int = 0) -> int:
+    deepest = level
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, SCOPES):
+            continue
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and child in node.orelse
+        deepest = max(deepest, depth(child, level + (isinstance(child, BLOCKS) and not is_elif)))
+    return deepest
+
+
+def test_no_file_is_too_long() -> None:
+    assert [name_of(f) for f in FILES if len(f.read_text().splitlines()) > MAX_FILE_LINES] == []
+
+
+def test_no_function_is_too_long_too_deep_or_takes_too_much() -> None:
+    found = []
+    for where, node in functions():
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        count = len([a for a in arguments if a.arg not in ("self", "cls")])
+        if lines > MAX_FUNCTION_LINES or count > MAX_PARAMETERS or depth(node) > MAX_NESTING:
+            found.append(f"{where}: {lines} lines, {count} parameters, nesting {depth(node)}")
+    assert found == []
+
+
+def test_framework_stays_small() -> None:
+    lines = sum(len(f.read_text().splitlines()) for f in FILES if not name_of(f).startswith("models/"))
+    assert lines < FRAMEWORK_LINES
+
+
+def broad(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or (
+        isinstance(handler.type, ast.Name) and handler.type.id in ("Exception", "BaseException")
+    )
+
+
+def reraises(handler: ast.ExceptHandler) -> bool:
+    return any(isinstance(node, ast.Raise) and node.exc is None for node in ast.walk(handler))
+
+
+def test_broad_excepts_stand_only_at_the_named_supervisor_boundaries() -> None:
+    found: dict[str, int] = {}
+    for file in FILES:
+        handlers = [node for node in ast.walk(tree_of(file)) if isinstance(node, ast.ExceptHandler)]
+        count = sum(broad(handler) and not reraises(handler) for handler in handlers)
+        if count:
+            found[name_of(file)] = count
+    assert found == SUPERVISORS
+
+
+def test_nothing_asks_an_object_what_it_is_by_string() -> None:
+    found = [
+        f"{name_of(file)}:{node.lineno}"
+        for file in FILES
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("hasattr", "getattr")
+    ]
+    assert found == []
+
+
+def test_nothing_unpickles_evaluates_or_loads_torch_archives() -> None:
+    banned = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    found = []
+    for file in FILES:
+        for node in ast.walk(tree_of(file)):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{name_of(file)}:{name}" for name in names if name.partition(".")[0] in banned]
+            text = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            found += [f"{name_of(file)}:{text}"] if text in ("eval", "exec", "torch.load", "yaml.load") else []
+    assert found == []
+
+
+def test_a_model_is_named_in_its_own_folder_and_one_registry_line() -> None:
+    folders = {p.name for p in (ROOT / "models").iterdir() if p.is_dir() and (p / "pipeline.py").exists()}
+    found = []
+    for file in FILES:
+        if name_of(file).startswith("models/") or name_of(file) == "config/registry.py":
+            continue
+        code = "\n".join(ast.unparse(node) for node in tree_of(file).body if not is_docstring(node))
+        found += [f"{name_of(file)}: {folder}" for folder in folders if folder in code]
+    assert found == []
+    assert len(PIPELINES) == len(set(PIPELINES.values()))
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def test_environment_is_read_nowhere_but_in_the_launcher_and_for_the_terminal() -> None:
+    found = {name_of(f) for f in FILES if "os.environ" in f.read_text() or "os.getenv" in f.read_text()}
+    assert found <= {"runtime/host.py"}
+
+
+@pytest.mark.slow
+def test_every_module_imports_alone() -> None:
+    """In one process, each module in a fresh interpreter state: an import cycle shows as a failure of some module."""
+    code = """
+import importlib, sys
+failed = []
+for name in sys.argv[1:]:
+    for loaded in [m for m in sys.modules if m.split('.')[0] == 'omnistage']:
+        del sys.modules[loaded]
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        failed.append(f'{name}: {error}')
+print(failed)
+"""
+    names = [".".join(f.relative_to(ROOT.parent).with_suffix("").parts) for f in FILES if f.name != "__main__.py"]
+    names = [name.removesuffix(".__init__") for name in names]
+    result = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+    assert result.stdout.strip().splitlines()[-1] == "[]"
