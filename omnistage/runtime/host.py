@@ -16,6 +16,8 @@ from omnistage.runtime.plan import HostPlan, ReplicaPlan, WorkerPlan
 from omnistage.runtime.replica import run_replica
 
 STOP_TIMEOUT_S = 5.0
+# A stage's log is no place for the progress bars of model libraries.
+_QUIET = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -105,7 +107,7 @@ def _environment(threads: int, *, keep: bool) -> dict[str, str]:
 
     OpenMP's default of spinning makes stages that share cores several times slower. `keep` leaves what the user set.
     """
-    wanted = {name: str(threads) for name in _THREAD_VARIABLES} | {"OMP_WAIT_POLICY": "PASSIVE"}
+    wanted = {name: str(threads) for name in _THREAD_VARIABLES} | _QUIET | {"OMP_WAIT_POLICY": "PASSIVE"}
     return {name: value for name, value in wanted.items() if not keep or name not in os.environ}
 
 
