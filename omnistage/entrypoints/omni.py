@@ -53,7 +53,7 @@ class ResultBuilder:
     """Puts the events of one request together. Media chunks are concatenated along their last axis (audio) or first."""
 
     def __init__(self, request_id: str) -> None:
-        self._result = OmniResult(request_id=request_id)
+        self._result = OmniResult(request_id=request_id, token_ids=[])
         self._pieces: dict[str, list[Array]] = {}
 
     def add(self, output: OmniRequestOutput) -> None:
@@ -62,9 +62,8 @@ class ResultBuilder:
             result.finish_reason, result.seed = output.finish_reason, output.seed
             result.metrics, result.error = output.metrics, output.error
             return
-        if output.modality == "text":
-            result.text += output.text
-            result.token_ids = [*result.token_ids, *output.token_ids]
+        result.text += output.text
+        result.token_ids.extend(output.token_ids)
         if output.payload is not None:
             self._add_payload(output.payload)
 
