@@ -11,6 +11,8 @@ from omnistage.errors import ConfigError
 PIPELINES: dict[str, str] = {
     "smol-speech": "omnistage.models.smol_speech.pipeline:PIPELINE",
     "echo3": "omnistage.testing.echo3:PIPELINE",
+    "toydit": "omnistage.testing.toydit:PIPELINE",
+    "ar2dit": "omnistage.testing.toydit:AR2DIT",
 }
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from omnistage.config.model import StageContext
-from omnistage.errors import ConfigError
 from omnistage.stages.base import StageEngine
 
 
@@ -27,7 +26,10 @@ def build_engine(context: StageContext, wake: Callable[[], None]) -> StageEngine
         from omnistage.stages.ar.engine import AREngine
 
         return AREngine(component, context.stage)
-    raise ConfigError(f"stage {context.stage.name}: no engine for kind {context.stage.kind!r}")
+    from omnistage.stages.diffusion.engine import DiffusionEngine
+
+    diffusion: DiffusionEngine[Any] = DiffusionEngine(component, context.stage, wake)
+    return diffusion
 
 
 def _load(target: str) -> Callable[[StageContext], Any]:
