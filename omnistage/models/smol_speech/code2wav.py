@@ -106,7 +106,7 @@ class Code2Wav:
         wanted = self._chunk_frames if state.samples else self._first_frames
         if not stream.taken:
             wanted += state.decoder.lookahead
-        return Part(stream, min(wanted, len(stream.rows) - stream.taken))
+        return Part.next(stream, wanted)
 
     def _commit(self, state: WaveState, decoded: Decoded | None) -> list[Produced]:
         samples = np.zeros(0, np.float32)

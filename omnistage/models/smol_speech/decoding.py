@@ -31,14 +31,17 @@ class Stream(msgspec.Struct, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The next `count` frames of a stream, to be decoded now."""
+    """The next `count` frames of a stream, to be decoded now; `ends` when they are its last ones."""
 
     stream: Stream
     count: int
+    ends: bool
 
-    @property
-    def ends(self) -> bool:
-        return self.stream.taken + self.count == len(self.stream.rows)
+    @classmethod
+    def next(cls, stream: Stream, wanted: int) -> Part:
+        """At most `wanted` frames from where the stream stands."""
+        left = len(stream.rows) - stream.taken
+        return cls(stream, min(wanted, left), wanted >= left)
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):

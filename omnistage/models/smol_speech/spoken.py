@@ -42,6 +42,11 @@ _WORDS = {
     "Δ": "delta",
     "⁄": "over",
 }
+_EXPONENT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_READ_EXPONENTS = ("²", "³")
+_READ_NUMBERS = "²³½¼¾"
+# The front end names numbers up to 36 digits; beyond 15 nobody follows.
+_LONG_NUMBER = re.compile(r"\d(?:,?\d){15,}")
 _ADDRESS_WORDS = {
     ".": "dot",
     "/": "slash",
@@ -62,7 +67,7 @@ _SPACE = re.compile(r"[ \t\r\f\v\u00a0\n]+")
 
 def spoken_text(text: str) -> str:
     """One line of plain text for the front end; "" when nothing of `text` is said."""
-    text = unicodedata.normalize("NFC", text)
+    text = _plain_numbers(unicodedata.normalize("NFC", text))
     text = _strip_markup(text)
     text = _URL.sub(_say_url, text)
     text = _EMAIL.sub(lambda match: _say_address(match[0]), text)
@@ -70,6 +75,26 @@ def spoken_text(text: str) -> str:
     text = _say_formulas(text)
     text = "".join(character for character in text if not _is_picture(character))
     return _SPACE.sub(" ", text).strip()
+
+
+def _plain_numbers(text: str) -> str:
+    """Digits of every kind as 0 to 9, exponents behind "^", and numbers too long to be named digit by digit."""
+    text = _EXPONENT.sub(_exponent, text)
+    text = "".join(map(_plain_number, text))
+    return _LONG_NUMBER.sub(lambda match: " ".join(match[0].replace(",", "")), text)
+
+
+def _exponent(match: re.Match[str]) -> str:
+    digits = match[0]
+    return digits if digits in _READ_EXPONENTS else "^" + unicodedata.normalize("NFKC", digits).replace("−", "-")
+
+
+def _plain_number(character: str) -> str:
+    if character.isascii() or character in _READ_NUMBERS:
+        return character
+    if unicodedata.category(character) in ("Nd", "No"):
+        return unicodedata.normalize("NFKC", str(unicodedata.digit(character, character)))
+    return character
 
 
 def _strip_markup(text: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnistage.models.smol_speech.phonemes import MAX_PHONEMES, is_spoken, split_phonemes, to_ipa
+from omnistage.models.smol_speech.phonemes import MAX_PHONEMES, Phonemizer, is_spoken, split_phonemes, to_ipa
 from omnistage.models.smol_speech.spoken import spoken_text
 
 
@@ -34,6 +34,11 @@ from omnistage.models.smol_speech.spoken import spoken_text
         ("it is -5 outside", "it is minus 5 outside"),
         ("a well-known fact", "a well-known fact"),
         ("2^3", "2^3"),
+        ("x² and y³", "x² and y³"),
+        ("10⁻⁶ m", "10^minus 6 m"),
+        ("step ① of ٣", "step 1 of 3"),
+        ("1234567890123456", "1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6"),
+        ("1,000,000", "1,000,000"),
         ("~5 of them", "about 5 of them"),
         ("x ≤ 4", "x less than or equal to 4"),
         ("great 😀👍🏽 job", "great job"),
@@ -77,3 +82,23 @@ def test_punctuation_alone_is_not_spoken(phonemes: str, spoken: bool) -> None:
 def test_misaki_phonemes_become_espeak_ipa() -> None:
     assert to_ipa("həlˈO wˈɜɹld") == "həlˈoʊ wˈɜːld"
     assert to_ipa("bˈʌTəɹ") == "bˈʌɾɚ"
+
+
+@pytest.fixture(scope="module")
+def phonemizer() -> Phonemizer:
+    return Phonemizer()
+
+
+AWKWARD = st.lists(
+    st.sampled_from(
+        ["9" * 60, "⁴", "①", "٣", "$", "1,", "'s", "25:99", "2024-13-45", "[a](/b/)", "#", "£3.2m", "’", "Ⅷ", "½", " "]
+    )
+    | st.characters(codec="utf-8"),
+    max_size=8,
+).map("".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=AWKWARD)
+def test_no_text_breaks_the_front_end(phonemizer: Phonemizer, text: str) -> None:
+    assert all(is_spoken(piece) for piece in phonemizer(text))
