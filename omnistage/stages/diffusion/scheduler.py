@@ -4,7 +4,8 @@ Order within a priority is the order in which fair time sharing would finish the
 `virtual time at arrival + its work`, where work is rows x steps and virtual time advances by the work of each step
 divided by the number of runnable requests (the fair sojourn protocol of Friedman and Henderson, 2003). A short request
 overtakes a long one; as virtual time goes on, later arrivals come behind the long one, which therefore ends no later
-than if it had had an equal share of the machine all the time. Equal requests are served in order of arrival.
+than if it had had an equal share of the machine all the time. Equal requests are served in order of arrival. However
+many are waiting, virtual time runs as if they were at most `_MAX_SHARERS`: overload does not stop it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ Batching = Literal["step", "request"]
 
 # A request joins a step if this costs at most so many times what a call of its own would cost in addition.
 _PAYS = 1.25
+_MAX_SHARERS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ class StepScheduler:
     def served(self, request_ids: Iterable[str]) -> None:
         """Advances virtual time by the work of a step that these requests took."""
         work = sum(self._jobs[request_id].rows for request_id in request_ids)
-        self.virtual_time += work / max(1, len(self.runnable_ids()))
+        self.virtual_time += work / min(_MAX_SHARERS, max(1, len(self.runnable_ids())))
 
     def ids(self) -> frozenset[str]:
         return frozenset(self._jobs)
