@@ -44,9 +44,7 @@ async def test_step_that_raises_once_costs_nobody_anything(stage: str) -> None:
 @pytest.mark.parametrize("action", ["drop", "duplicate"])
 @pytest.mark.parametrize("point", ["after_store", "chunk_received"])
 @pytest.mark.parametrize("after", [0, 5])
-async def test_lost_or_repeated_chunk_is_an_error_that_names_the_edge(
-    action: Action, point: Point, after: int
-) -> None:
+async def test_lost_or_repeated_chunk_is_an_error_that_names_the_edge(action: Action, point: Point, after: int) -> None:
     stage = "talker"
     overrides = fault(stage, point, action, request="bad", after=after) | {"edges.talker->wave.deadline_s": 1}
     async with running("echo3", overrides) as engine:
