@@ -10,6 +10,8 @@ from __future__ import annotations
 import msgspec
 
 SENTENCE_MARKS = ".!?…。！？"
+# Marks of scripts that put no space behind them.
+_WIDE_MARKS = "。！？"
 CLAUSE_MARKS = ",;:—"
 _CLOSERS = "\"')]}”’»*_"
 _TITLES = "mr mrs ms dr prof st mt ft gen gov sen rep capt lt col sgt rev hon pres jr sr"
@@ -88,7 +90,9 @@ def _find_cut(text: str, is_end: bool, minimum: int, maximum: int) -> tuple[int,
         has_word = has_word or character.isalnum()
         if not has_word or not _may_cut(character):
             continue
-        stop = _cut_at(text, index, is_end, minimum)
+        if character in CLAUSE_MARKS and index + 1 < minimum:
+            continue
+        stop = _cut_at(text, index, is_end)
         if stop is None:
             return None
         if stop:
@@ -102,24 +106,29 @@ def _may_cut(character: str) -> bool:
     return character == "\n" or character in SENTENCE_MARKS or character in CLAUSE_MARKS
 
 
-def _cut_at(text: str, index: int, is_end: bool, minimum: int) -> int | None:
+def _cut_at(text: str, index: int, is_end: bool) -> int | None:
     """Where to cut because of the mark at `index`: 0 for not at all, None when characters to decide are missing."""
     mark = text[index]
     if mark == "\n":
         return index + 1
-    if mark in CLAUSE_MARKS and index + 1 < minimum:
-        return 0
-    stop = index + 1
-    while stop < len(text) and stop - index <= 4 and text[stop] in _CLOSERS:
-        stop += 1
+    stop = _behind_closers(text, index)
     behind = text[stop : index + _LOOK_AHEAD]
-    following = behind.lstrip()
-    if behind and not behind[0].isspace() and mark not in "。！？":
+    if behind and not behind[0].isspace() and mark not in _WIDE_MARKS:
         return 0
+    following = behind.lstrip()
     ends_line = "\n" in behind[: len(behind) - len(following)]
-    if not (following or ends_line or is_end) and len(text) < index + _LOOK_AHEAD:
+    is_decided = is_end or len(text) >= index + _LOOK_AHEAD
+    if not (following or ends_line or is_decided):
         return None
     return stop if _is_boundary(text[: index + 1], mark, "" if ends_line else following) else 0
+
+
+def _behind_closers(text: str, index: int) -> int:
+    """The position behind the mark at `index` and up to three closing quotes or brackets."""
+    stop = index + 1
+    while stop < len(text) and stop - index <= 3 and text[stop] in _CLOSERS:
+        stop += 1
+    return stop
 
 
 def _is_boundary(text: str, mark: str, following: str) -> bool:
