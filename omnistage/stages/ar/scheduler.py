@@ -81,12 +81,6 @@ class _Batch(Generic[S]):
         self.places -= 1
         self.prefills += prefill
 
-    def drop(self, seq: Sequence[S]) -> None:
-        work = self.works.pop(seq, None)
-        if work is not None:
-            self.budget += work.stop - work.start
-            self.places += 1
-
 
 class Scheduler(Generic[S]):
     """Owns the block pool and every sequence that has a prompt.
@@ -201,20 +195,22 @@ class Scheduler(Generic[S]):
         if batch.budget < 1 or batch.places < 1 or seq.status is not Status.RUNNING:
             return False
         stop = seq.chunk_stop(batch.budget, may_exceed=prefill and not batch.prefills) if prefill else seq.computed + 1
-        if stop == seq.computed or not self._grow(seq, stop, batch):
+        if stop == seq.computed or not self._grow(seq, stop):
             return False
         batch.put(seq, stop, prefill=prefill)
         return True
 
-    def _grow(self, seq: Sequence[S], stop: int, batch: _Batch[S]) -> bool:
-        """Gives a running sequence the blocks up to `stop`; False when it had to give way itself."""
+    def _grow(self, seq: Sequence[S], stop: int) -> bool:
+        """Gives a running sequence the blocks up to `stop`; False when it had to give way itself.
+
+        Only generating sequences grow, and they are placed in rank order: whoever gives way is not in the batch yet.
+        """
         while len(seq.blocks) * self.pool.block_size < stop:
             more = self.pool.acquire((), 1)
             if more is not None:
                 seq.blocks += more
                 continue
             victim = self._victim()
-            batch.drop(victim)
             self._preempt(victim)
             if victim is seq:
                 return False

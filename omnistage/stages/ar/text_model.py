@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from omnistage.config.model import StageConfig, StageContext
 from omnistage.errors import ConfigError, RequestError
+from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
 from omnistage.payload import MultimodalPayload
@@ -62,7 +63,7 @@ class CausalTextModel:
 
     def __init__(self, folder: str | Path, config: StageConfig, *, device: torch.device | None = None) -> None:
         path = Path(folder)
-        target = device or torch.device("cpu" if config.device == "auto" else config.device)
+        target = device or choose_device(config.device)
         dtype = choose_dtype(config.dtype, target).dtype
         self._name = config.name
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))

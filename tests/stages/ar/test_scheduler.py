@@ -83,7 +83,7 @@ def test_priority_outranks_arrival() -> None:
     assert [name for name, *_ in shown(owner.schedule())] == ["r1"]
 
 
-def test_the_last_in_rank_gives_way_even_when_it_is_in_the_batch_already() -> None:
+def test_the_last_in_rank_gives_way_when_no_block_is_left() -> None:
     owner = scheduler(blocks=4, budget=64)
     first, second = waiting(owner, 0, 7), waiting(owner, 1, 6)
     step(owner)
