@@ -13,9 +13,13 @@ _EMPTY_HEADER = encode_header(PayloadHeader((), {}, 0))
 
 
 class LocalStore:
-    """The payloads that the stages of one process hold for each other. Thread-safe."""
+    """What the stages of one process share: the payloads they hold for each other. Thread-safe.
+
+    `building` is held while a stage builds its engine: the loaders of model libraries are not made for two threads.
+    """
 
     def __init__(self) -> None:
+        self.building = threading.Lock()
         self._lock = threading.Lock()
         self._payloads: dict[ChunkKey, MultimodalPayload] = {}
 

@@ -58,7 +58,8 @@ def _serve(
         model_path=config.model_path,
         replica=plan.replica.index,
     )
-    engine = build_engine(context, waker.wake)
+    with store.building:
+        engine = build_engine(context, waker.wake)
     faults.hit("engine_built")
     views = {(stage, index): ArenaView(fd) for stage, index, fd in plan.reads}
     shm = ShmConnector(plan.replica.index, Arena(plan.arena_fd), views)
