@@ -97,8 +97,8 @@ def _sdpa_loop(
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    heads_first = [rows.transpose(0, 1).unsqueeze(0) for rows in (query, key, value)]
-    attended = functional.scaled_dot_product_attention(*heads_first, is_causal=causal, enable_gqa=True)
+    q, k, v = (rows.transpose(0, 1).unsqueeze(0) for rows in (query, key, value))
+    attended = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     return attended.squeeze(0).transpose(0, 1)
 
 
@@ -110,10 +110,9 @@ def _with_prefixes(
         return key, value, _Layout(list(lengths), list(lengths))
     pieces_k: list[Tensor] = []
     pieces_v: list[Tensor] = []
-    own = zip(key.split(list(lengths)), value.split(list(lengths)), strict=True)
-    for (prefix_k, prefix_v), (own_k, own_v) in zip(prefixes, own, strict=True):
-        pieces_k += [prefix_k, own_k]
-        pieces_v += [prefix_v, own_v]
+    for (prefix_k, prefix_v), (start, stop) in zip(prefixes, pairwise(accumulate(lengths, initial=0)), strict=True):
+        pieces_k += [prefix_k, key[start:stop]]
+        pieces_v += [prefix_v, value[start:stop]]
     counts = [len(prefix[0]) + length for prefix, length in zip(prefixes, lengths, strict=True)]
     return torch.cat(pieces_k), torch.cat(pieces_v), _Layout(list(lengths), counts)
 
@@ -149,7 +148,6 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, layout: _Layout, causal: bo
         return same & (column <= row) if causal else same
 
     mask = create_block_mask(visible, None, None, query.shape[0], key.shape[0], device=query.device.type)
-    heads_first = [rows.transpose(0, 1).unsqueeze(0) for rows in (query, key, value)]
-    attended = flex_attention(*heads_first, block_mask=mask, enable_gqa=query.shape[1] != key.shape[1])
-    assert isinstance(attended, Tensor)  # a tuple comes only when the log-sum-exp is asked for
+    q, k, v = (rows.transpose(0, 1).unsqueeze(0) for rows in (query, key, value))
+    attended: Tensor = flex_attention(q, k, v, block_mask=mask, enable_gqa=query.shape[1] != key.shape[1])
     return attended.squeeze(0).transpose(0, 1)
