@@ -49,6 +49,8 @@ TALKER = StageSpec(
     inputs={"text": "text"},
     outputs={"frames": "frames"},
     objective="ttfp",
+    # Clauses are not computed together, so each goes on as soon as it is done.
+    defaults={"max_num_seqs": 1},
     options={
         "clause_growth": OptionSpec(
             "int", 24, 0, 1000, help="characters by which the shortest clause grows with each clause of an answer"
