@@ -1,0 +1,16 @@
+"""Fixtures of the whole suite: the folders of the embedded weights, fetched into the default cache by the first run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omnistage.models.smol_speech.artefacts import THINKER
+from omnistage.models.weights import default_cache_dir
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder, float32."""
+    return THINKER.ensure(default_cache_dir())
