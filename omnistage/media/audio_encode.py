@@ -166,7 +166,7 @@ class CodecEncoder:
         if not whole:
             options |= {"flush_packets": "1"} | ({"write_xing": "0"} if fmt.name == "mp3" else {})
         self._container = av.open(self._sink, "w", format=fmt.container, options=options)
-        self._stream: AudioStream = self._container.add_stream(fmt.codec, rate=self.rate)  # type: ignore[assignment]
+        self._stream: AudioStream = self._container.add_stream(fmt.codec, rate=self.rate)
         self._stream.codec_context.layout = self._layout
         if fmt.bit_rate:
             self._stream.codec_context.bit_rate = fmt.bit_rate * channels

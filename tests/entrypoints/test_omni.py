@@ -9,6 +9,7 @@ import pytest
 
 import omnistage
 from omnistage import AsyncOmni, Omni
+from omnistage.entrypoints.omni import Ask
 from omnistage.errors import ConfigError, ErrorCode, OmniError
 from omnistage.request import FinishReason, OmniRequest
 from omnistage.testing.closed_form import text_of_wave
@@ -16,7 +17,7 @@ from omnistage.testing.closed_form import text_of_wave
 
 def test_prompts_mappings_and_requests_are_answered_in_order() -> None:
     with Omni("echo3", placement="inline") as omni:
-        asks = ["one", {"prompt": "two", "modalities": ["text"]}, OmniRequest(id="three", prompt="three")]
+        asks: list[Ask] = ["one", {"prompt": "two", "modalities": ["text"]}, OmniRequest(id="three", prompt="three")]
         results = omni.generate(asks)
     assert [r.text for r in results] == ["one", "two", "three"]
     assert text_of_wave(results[0].tensors["audio"][0]) == "one"

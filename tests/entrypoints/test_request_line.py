@@ -73,7 +73,7 @@ def test_references_and_keyframes_become_media(folder: Path) -> None:
         ({"modalities": "text"}, "modalities", "Expected `array"),
         ({"image": "missing.png"}, "image", "cannot read missing.png"),
         ({"image": "http://example.com/p.png"}, "image", "remote media are not fetched"),
-        ({"image": "a.wav"}, "image", "not an image"),
+        ({"image": "a.wav"}, "image", "not a readable"),
         ({"references": ["p.png"]}, "references", "mapping"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "path"),
     ],

@@ -182,9 +182,10 @@ def test_image_bomb_is_refused_from_its_header() -> None:
     row = b"\x00" + bytes(20_000 * 3)
     packed = zlib.compressobj(9)
     body = b"".join(packed.compress(row) for _ in range(40)) + packed.flush()
-    chunk = lambda kind, data: (  # noqa: E731
-        len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-    )
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
     size = (20_000).to_bytes(4, "big")
     bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size + size + b"\x08\x02\x00\x00\x00") + chunk(b"IDAT", body)
     started = time.monotonic()

@@ -6,8 +6,9 @@ import httpx
 import openai
 import pytest
 
-from omnistage.entrypoints.http.app import HttpOptions, create_app
+from omnistage.entrypoints.http.app import create_app
 from omnistage.entrypoints.http.server import HttpServer, listen
+from omnistage.entrypoints.http.state import HttpOptions
 from tests.entrypoints.http.fake_engine import FakeEngine
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from collections.abc import MutableMapping
 from typing import Any
 
 import msgspec
@@ -70,7 +71,7 @@ async def post(app: HttpApp, path: str, body: bytes) -> tuple[int, bytes]:
             return incoming.pop()
         return await asyncio.get_running_loop().create_future()
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-type", b"application/json")]}

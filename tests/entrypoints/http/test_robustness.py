@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from omnistage.entrypoints.http.app import HttpOptions
 from omnistage.entrypoints.http.protocol import GuardedProtocol
+from omnistage.entrypoints.http.state import HttpOptions
 from omnistage.request import OmniRequest, OmniRequestOutput
 from tests.entrypoints.http.conftest import Running, Start
 from tests.entrypoints.http.fake_engine import FakeEngine, Media, audio_event, last_event, speech_of, text_event

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from omnistage.entrypoints.http import transcripts
 from omnistage.entrypoints.http.transcripts import CAPACITY, LIFETIME_S, MAX_CHARS, TranscriptStore
 
 
@@ -30,7 +31,7 @@ def test_characters_are_bounded() -> None:
 
 def test_entries_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(transcripts.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     store = TranscriptStore()
     store.keep("a", "x")
     now += LIFETIME_S - 1
