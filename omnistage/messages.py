@@ -30,7 +30,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """A hand-off as the orchestrator sees it. `header` is an encoded `PayloadHeader`; the body is one of:
 
     `body` (bytes in the message), `offset` >= 0 (extent of the arena of `source`'s replica) or `local` (handed over
-    by reference inside the producer's process).
+    by reference inside the producer's process). `sent_s` is the machine's monotonic clock when it was produced.
     """
 
     key: ChunkKey
@@ -42,6 +42,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     offset: int = -1
     local: bool = False
     port: str = ""
+    sent_s: float = 0.0
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True):

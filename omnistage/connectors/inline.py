@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from omnistage.connectors.base import encode_header
@@ -51,7 +52,7 @@ class InlineConnector:
     def store(self, key: ChunkKey, final: bool, payload: MultimodalPayload) -> Chunk:
         self._store.put(key, payload)
         self._mine.add(key)
-        return Chunk(key, self._replica, final, _EMPTY_HEADER, payload.nbytes, local=True)
+        return Chunk(key, self._replica, final, _EMPTY_HEADER, payload.nbytes, local=True, sent_s=time.monotonic())
 
     def load(self, chunk: Chunk, on_release: Callable[[], None] | None = None) -> MultimodalPayload:
         """A fresh payload over the producer's arrays, so that it can be released on its own."""

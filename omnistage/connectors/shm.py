@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from omnistage.connectors.arena import Arena, ArenaView
@@ -40,10 +41,10 @@ class ShmConnector:
             body = bytearray(header.nbytes)
             payload.write(header, memoryview(body))
             self._in_message.add(key)
-            return Chunk(key, self._replica, final, raw, header.nbytes, body=bytes(body))
+            return Chunk(key, self._replica, final, raw, header.nbytes, body=bytes(body), sent_s=time.monotonic())
         payload.write(header, self._arena.view(offset, header.nbytes))
         self._extents[key] = offset
-        return Chunk(key, self._replica, final, raw, header.nbytes, offset=offset)
+        return Chunk(key, self._replica, final, raw, header.nbytes, offset=offset, sent_s=time.monotonic())
 
     def _allocate(self, nbytes: int) -> int | None:
         offset = self._arena.allocate(nbytes) if self._arena is not None else None

@@ -204,7 +204,7 @@ class Orchestrator:
         visit.delivered[edge.target_port] += 1
         chunk = Chunk(
             chunk.key, chunk.replica, chunk.final, chunk.header, chunk.nbytes, chunk.body, chunk.offset, chunk.local,
-            edge.target_port,
+            edge.target_port, chunk.sent_s,
         )  # fmt: skip
         if visit.state == "parked":
             visit.waiting.append(chunk)

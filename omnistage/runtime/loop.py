@@ -10,7 +10,7 @@ import logging
 import selectors
 import socket
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +41,7 @@ RECEIVE_BYTES = 1 << 18
 COUNTERS_INTERVAL_S = 0.2
 UNLIMITED = 1 << 30
 _NOTHING = FromStage()
+HANDOFFS_KEPT = 1024
 
 
 class Waker:
@@ -80,6 +81,7 @@ class VisitState:
     sent: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     unreleased: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     held: bool = False
+    handoff_s: float = 0.0
 
 
 class StageLoop:
@@ -110,6 +112,7 @@ class StageLoop:
         self._stopping = False
         self._counters: dict[str, float] = {}
         self._counters_at = 0.0
+        self._handoffs: deque[float] = deque(maxlen=HANDOFFS_KEPT)
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         self._selector.register(waker, selectors.EVENT_READ)
@@ -215,6 +218,9 @@ class StageLoop:
             self._fail(key.request_id, ErrorInfo(ErrorCode.HANDOFF, text, stage=self._stage, edge=key.source))
             return
         state.received[chunk.port] += 1
+        took_s = time.monotonic() - chunk.sent_s
+        state.handoff_s += took_s
+        self._handoffs.append(took_s)
 
         def feed() -> None:
             self._faults.hit("before_feed", key.request_id)
@@ -303,6 +309,7 @@ class StageLoop:
     def _finish(self, finished: Finished) -> None:
         self._faults.hit("before_finish", finished.request_id)
         state = self._visits.pop(finished.request_id)
+        finished.metrics.handoff_s = state.handoff_s
         self._out.finished.append(
             VisitEnd(
                 finished.request_id, state.epoch, finished.reason, finished.metrics, dict(state.sent), finished.error
@@ -320,6 +327,7 @@ class StageLoop:
 
     def _report_counters(self, now: float) -> None:
         counters = self._engine.counters() | self._hub.counters() | {"visits": float(len(self._visits))}
+        counters |= _percentiles(self._handoffs)
         if counters != self._counters:
             self._counters, self._counters_at = counters, now
             self._out.counters = counters
@@ -336,6 +344,14 @@ class StageLoop:
         self._faults.hit("before_send")
         self._socket.sendall(frame(out))
         self._faults.hit("after_send")
+
+
+def _percentiles(handoffs: deque[float]) -> dict[str, float]:
+    """Seconds from a chunk's production to its arrival here, over the last `HANDOFFS_KEPT`."""
+    ordered = sorted(handoffs)
+    if not ordered:
+        return {}
+    return {"handoff_p50_s": ordered[len(ordered) // 2], "handoff_p99_s": ordered[int(len(ordered) * 0.99)]}
 
 
 def report_fatal(sock: socket.socket, info: ErrorInfo) -> None:

@@ -72,13 +72,13 @@ class Artefact(msgspec.Struct, frozen=True):
         """The folder in this cache, made if it is missing. Raises WeightError."""
         return converted(self.name, self.key, cache_dir, lambda folder: self._make(folder, cache_dir, download))
 
-    def locate(self, model_path: str) -> Path:
-        """The folder below `model_path` (what `prepare` gave), or, when that is "", in the default cache.
+    def locate(self, model_path: str, cache_dir: str = "") -> Path:
+        """The folder below `model_path` (what `prepare` gave), or, when that is "", in the cache (default: the user's).
 
         Raises WeightError when it is not there.
         """
         if not model_path:
-            return self.ensure(default_cache_dir())
+            return self.ensure(Path(cache_dir) if cache_dir else default_cache_dir())
         folder = Path(model_path) / f"{self.name}-{self.key}"
         if not folder.is_dir():
             raise WeightError(f"the weights of {self.name} are not prepared; serve the built-in name smol-speech")

@@ -136,11 +136,11 @@ class Code2Wav:
 
 def create(context: StageContext) -> Code2Wav:
     """Component factory of the stage `code2wav`."""
-    path = context.model_path
+    path, cache = context.model_path, context.config.cache_dir
     device = "cpu" if context.stage.device == "auto" else context.stage.device
     decoders: dict[str, Decoder] = {
-        "heart": HeartDecoder(HEART.locate(path), device),
-        "joe": JoeDecoder(JOE.locate(path), device),
+        "heart": HeartDecoder(HEART.locate(path, cache), device),
+        "joe": JoeDecoder(JOE.locate(path, cache), device),
     }
     options = context.stage.options
     return Code2Wav(decoders, int(options["first_chunk_frames"]), int(options["chunk_frames"]))

@@ -113,7 +113,7 @@ class Listener:
 def create(context: StageContext) -> Listener:
     """Component factory of the stage `listener`."""
     device = "cpu" if context.stage.device == "auto" else context.stage.device
-    return Listener(Recogniser(LISTENER.locate(context.model_path), device))
+    return Listener(Recogniser(LISTENER.locate(context.model_path, context.config.cache_dir), device))
 
 
 def _windows(recording: Array, part: int) -> list[Window]:

@@ -144,9 +144,9 @@ def talker_params(params: dict[str, object]) -> TalkerParams:
 
 def create(context: StageContext) -> Talker:
     """Component factory of the stage `talker`."""
-    path = context.model_path
+    path, cache = context.model_path, context.config.cache_dir
     vocabulary = json.loads((resources.files("hibari") / "assets" / "vocab.json").read_text(encoding="utf-8"))
-    fronts = load_fronts(HEART.locate(path), JOE.locate(path), vocabulary, max(1, context.stage.threads))
+    fronts = load_fronts(HEART.locate(path, cache), JOE.locate(path, cache), vocabulary, max(1, context.stage.threads))
     phonemizer = Phonemizer()
     phonemizer("Warm up, unpronounceablewordx.")
     return Talker(fronts, phonemizer, _rules(context))

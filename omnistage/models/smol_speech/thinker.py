@@ -10,5 +10,5 @@ from omnistage.stages.ar.torch_backend import TorchBackend
 
 def create(context: StageContext) -> TorchBackend[TextState]:
     """Component factory of the stage `thinker`."""
-    folder = THINKER.locate(context.model_path)
+    folder = THINKER.locate(context.model_path, context.config.cache_dir)
     return TorchBackend(CausalTextModel(folder, context.stage), context.stage)
