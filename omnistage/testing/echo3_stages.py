@@ -222,5 +222,3 @@ def talker(context: StageContext) -> ARBackend[TalkerState]:
 
 def wave(context: StageContext) -> GenerationModel[WaveState]:
     return EchoWave(int(context.stage.options["chunk_frames"]), _delay(context))
-
-

@@ -63,7 +63,7 @@ messages = st.lists(
 
 async def post(app: HttpApp, path: str, body: bytes) -> tuple[int, bytes]:
     """Calls the application without a socket; the client stays connected until the answer is there."""
-    sent: list[dict[str, Any]] = []
+    sent: list[MutableMapping[str, Any]] = []
     incoming = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
