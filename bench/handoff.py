@@ -103,7 +103,7 @@ def plain(sock: socket.socket, fd: int, size: int, rounds: int) -> list[float]:
         started = time.perf_counter()
         body = msgspec.msgpack.encode({"dtype": str(data.dtype), "shape": data.shape, "data": data.tobytes()})
         segment = shared_memory.SharedMemory(create=True, size=len(body))
-        segment.buf[: len(body)] = body
+        memoryview(segment.buf or b"")[: len(body)] = body
         sock.sendall(f"{segment.name} {len(body)}\n".encode())
         sock.recv(1)
         segment.close()
@@ -116,7 +116,7 @@ def plain_reader(sock: socket.socket, fd: int) -> None:
     while line := sock.recv(1 << 10):
         name, length = line.split()
         segment = shared_memory.SharedMemory(name.decode())
-        message = msgspec.msgpack.decode(bytes(segment.buf[: int(length)]))
+        message = msgspec.msgpack.decode(bytes(memoryview(segment.buf or b"")[: int(length)]))
         assert np.frombuffer(message["data"], message["dtype"])[-1] == 1
         segment.close()
         sock.sendall(b"k")
@@ -147,7 +147,7 @@ def run_reader(reader: Reader, here: socket.socket, there: socket.socket, fd: in
 
 
 def connector() -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, size in SIZES.items():
         pairs = [(timed(ours, ours_reader, size), timed(plain, plain_reader, size)) for _ in range(ROUNDS)]
         ratio = median(other / own for own, other in pairs)

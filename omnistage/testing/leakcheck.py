@@ -1,4 +1,4 @@
-"""Counts everything that a server may leak, before and after: records, chunks, blocks, slots, fds, threads, children."""
+"""Counts what a server may leak, before and after: records, chunks, blocks, slots, fds, threads, children."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from omnistage.models.weights import (
+from omnistage.weights import (
     Download,
     WeightError,
     WeightReference,
@@ -96,7 +96,7 @@ def _convert_listener(files: Files, folder: Path) -> None:
 
 
 def _convert_thinker(files: Files, folder: Path) -> None:
-    from omnistage.models.smol_speech.convert_llama import convert
+    from omnistage.models.gguf import convert
 
     convert(files["gguf"], folder)
 

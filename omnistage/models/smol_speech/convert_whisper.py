@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from omnistage.models.weights import WeightError
+from omnistage.weights import WeightError
 
 Array = npt.NDArray[Any]
 _DTYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}

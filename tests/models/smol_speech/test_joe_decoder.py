@@ -20,7 +20,7 @@ from omnistage.models.smol_speech.decoding import Part
 from omnistage.models.smol_speech.fronts import JoeFront, Utterance
 from omnistage.models.smol_speech.joe_decoder import JoeDecoder
 from omnistage.models.smol_speech.talker import Talker
-from omnistage.models.weights import default_cache_dir, fetch
+from omnistage.weights import default_cache_dir, fetch
 
 pytestmark = pytest.mark.slow
 

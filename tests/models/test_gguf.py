@@ -13,9 +13,9 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from omnistage.models.gguf import build_tokenizer, hf_name, unpermute
 from omnistage.models.smol_speech.artefacts import SMOLLM2_GGUF, THINKER
-from omnistage.models.smol_speech.convert_llama import build_tokenizer, hf_name, unpermute
-from omnistage.models.weights import default_cache_dir, fetch
+from omnistage.weights import default_cache_dir, fetch
 
 torch.set_num_threads(1)
 

@@ -1,4 +1,4 @@
-"""SmolLM2 from GGUF to a Hugging Face folder: config, tokenizer, chat template, generation config, fp32 safetensors."""
+"""A Llama in GGUF to a Hugging Face folder: config, tokenizer, chat template, generation config, fp32 safetensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gguf.quants import dequantize
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from omnistage.models.weights import WeightError
+from omnistage.weights import WeightError
 
 _CONTROL_TOKEN = 3
 _TOP_LEVEL = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models.weights import (
+from omnistage.weights import (
     WeightError,
     WeightReference,
     conversion_key,
