@@ -11,6 +11,7 @@ from omnistage.errors import ConfigError
 PIPELINES: dict[str, str] = {
     "smol-speech": "omnistage.models.smol_speech.pipeline:PIPELINE",
     "causal-lm": "omnistage.models.causal_lm.pipeline:PIPELINE",
+    "cosmos3": "omnistage.models.cosmos3.pipeline:PIPELINE",
     "echo3": "omnistage.testing.echo3:PIPELINE",
     "toydit": "omnistage.testing.toydit:PIPELINE",
     "ar2dit": "omnistage.testing.toydit:AR2DIT",

@@ -1,0 +1,93 @@
+"""The graphs of Cosmos3: one stage `diffusion`, or `reasoner` -> `generator` that each load half of the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omnistage.config.model import (
+    EdgeSpec,
+    OmniConfig,
+    OptionSpec,
+    PipelineConfig,
+    RequestPlan,
+    StageSpec,
+    Variant,
+)
+from omnistage.models.cosmos3.ask import Limits, resolve
+from omnistage.models.cosmos3.checkpoint import read_checkpoint
+from omnistage.models.cosmos3.request import MEDIA_PORTS, OUTPUTS, outputs_of, read_request
+from omnistage.payload import MultimodalPayload
+from omnistage.request import OmniRequest
+from omnistage.stages.diffusion.model import BATCHING
+
+_CACHE = OptionSpec(
+    type="int", default=1024, minimum=0, help="MiB of text keys and values kept for requests with equal texts"
+)
+_INPUTS = {port: "actions" if port == "actions" else "image" if port == "image" else "video" for port in MEDIA_PORTS}
+_OUTPUTS = {port: port for port in OUTPUTS}
+# A 720p video of 189 frames has 44160 rows per guidance branch.
+_ROWS = 1 << 17
+_CAPABILITIES = frozenset({"image", "video", "audio", "action", "seed", "step_batching", "request_batching"})
+
+
+def _denoising_stage(name: str, component: str, *, with_kv: bool) -> StageSpec:
+    return StageSpec(
+        name=name,
+        kind="diffusion",
+        component=f"omnistage.models.cosmos3.stage:{component}",
+        inputs=_INPUTS | ({"kv": "kv"} if with_kv else {}),
+        outputs=_OUTPUTS,
+        options={"batching": BATCHING} | ({} if with_kv else {"reasoner_cache_mb": _CACHE}),
+        defaults={"max_num_seqs": 16, "token_budget": _ROWS, "arena_mb": 256},
+        capabilities=_CAPABILITIES,
+    )
+
+
+def _media_edges(stage: str) -> tuple[EdgeSpec, ...]:
+    inputs = tuple(EdgeSpec(f"client.{port}", f"{stage}.{port}") for port in MEDIA_PORTS)
+    return (*inputs, *(EdgeSpec(f"{stage}.{port}", f"client.{port}") for port in OUTPUTS))
+
+
+_REASONER = StageSpec(
+    name="reasoner",
+    kind="generation",
+    component="omnistage.models.cosmos3.reasoner_stage:reasoner",
+    outputs={"kv": "kv"},
+    options={"reasoner_cache_mb": _CACHE},
+    defaults={"max_num_seqs": 16, "arena_mb": 512},
+)
+
+
+def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: OmniConfig) -> RequestPlan:
+    """All stages of the variant resolve the same parameters; media go to the stage that denoises.
+
+    Raises RequestError naming the parameter that the checkpoint cannot do.
+    """
+    reading = read_request(request, media)
+    limits = Limits(config.limits.max_video_frames, config.limits.max_image_pixels)
+    ask = resolve(reading.params, read_checkpoint(Path(config.model_path)), limits)
+    stages = tuple(config.stages)
+    return RequestPlan(
+        stages=stages,
+        params=dict.fromkeys(stages, reading.params),
+        inputs=reading.inputs,
+        outputs=outputs_of(request, ask, reading.latents),
+    )
+
+
+PIPELINE = PipelineConfig(
+    name="cosmos3",
+    variants={
+        "default": Variant(
+            stages=(_denoising_stage("diffusion", "diffusion", with_kv=False),), edges=_media_edges("diffusion")
+        ),
+        "split": Variant(
+            stages=(_REASONER, _denoising_stage("generator", "generator", with_kv=True)),
+            edges=(EdgeSpec("reasoner.kv", "generator.kv"), *_media_edges("generator")),
+        ),
+    },
+    plan=plan,
+    tasks=("video", "image", "action", "chat"),
+    architectures=("Cosmos3OmniPipeline", "Cosmos3OmniModularPipeline", "Cosmos3DistilledModularPipeline"),
+    description="Cosmos3: images, videos with sound, robot actions, control videos",
+)
