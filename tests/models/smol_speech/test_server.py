@@ -1,0 +1,128 @@
+"""The embedded pipeline through `omnistage serve`: the official client, audio formats, killed stages."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from openai import OpenAI
+
+from tests.models.smol_speech.sentences import word_errors, words
+from tests.servers import Server, serving
+
+pytestmark = pytest.mark.slow
+
+MAGIC = {"mp3": (b"\xff", b"ID3"), "opus": (b"OggS",), "aac": (b"\xff\xf1",), "flac": (b"fLaC",), "wav": (b"RIFF",)}
+SENTENCE = "The train to London leaves from platform nine."
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_completion_tokens": 40, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("server"), "smol-speech") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> OpenAI:
+    return OpenAI(base_url=server.address + "/v1", api_key="none", timeout=120, max_retries=0)
+
+
+def seconds_of(data: bytes, kind: str) -> float:
+    if kind == "pcm":
+        return len(data) / 2 / 24000
+    with av.open(io.BytesIO(data)) as file:
+        stream = file.streams.audio[0]
+        return sum(frame.samples / frame.sample_rate for frame in file.decode(stream))
+
+
+@pytest.mark.parametrize("kind", ["mp3", "opus", "aac", "flac", "wav", "pcm"])
+def test_speech_in_every_format_has_its_magic_bytes_and_length(client: OpenAI, kind: str) -> None:
+    answer = client.audio.speech.create(
+        model="smol-speech", voice="heart", input=SENTENCE, response_format=kind, extra_body={"seed": 1}
+    )
+    data = answer.read()
+    assert data.startswith(MAGIC.get(kind, (b"",)))
+    pcm = client.audio.speech.create(
+        model="smol-speech", voice="heart", input=SENTENCE, response_format="pcm", extra_body={"seed": 1}
+    )
+    assert abs(seconds_of(data, kind) - seconds_of(pcm.read(), "pcm")) < 0.15
+
+
+def test_spoken_words_come_back_as_text(client: OpenAI) -> None:
+    spoken = client.audio.speech.create(model="smol-speech", voice="joe", input=SENTENCE, response_format="wav")
+    heard = client.audio.transcriptions.create(model="smol-speech", file=("speech.wav", spoken.read()))
+    assert word_errors(words(SENTENCE), words(heard.text)) <= 1
+
+
+def test_chat_answers_in_text_and_in_text_with_audio(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    text = client.chat.completions.create(model="smol-speech", messages=messages, **GREEDY)
+    assert "Paris" in text.choices[0].message.content
+    assert text.choices[0].finish_reason == "stop"
+    assert text.usage.prompt_tokens > 5
+    spoken = client.chat.completions.create(
+        model="smol-speech",
+        messages=messages,
+        modalities=["text", "audio"],
+        audio={"voice": "heart", "format": "wav"},
+        **GREEDY,
+    )
+    audio = spoken.choices[0].message.audio
+    assert "Paris" in audio.transcript
+    assert seconds_of(base64.b64decode(audio.data), "wav") > 0.8
+
+
+def test_streamed_audio_is_the_whole_audio_and_starts_before_the_text_ends(client: OpenAI) -> None:
+    ask: dict[str, Any] = {
+        "model": "smol-speech",
+        "messages": [{"role": "user", "content": "How do plants make food?"}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "heart", "format": "pcm16"},
+    } | GREEDY
+    kinds, pieces, transcript = list[str](), list[bytes](), ""
+    for chunk in client.chat.completions.create(stream=True, **ask):
+        delta = chunk.choices[0].delta.model_dump() if chunk.choices else {}
+        audio = delta.get("audio") or {}
+        if audio.get("data"):
+            kinds.append("audio")
+            pieces.append(base64.b64decode(audio["data"]))
+        if audio.get("transcript"):
+            kinds.append("text")
+            transcript += audio["transcript"]
+    whole = client.chat.completions.create(**ask).choices[0].message.audio
+    assert transcript == whole.transcript
+    streamed = np.frombuffer(b"".join(pieces), "<i2").astype(int)
+    expected = np.frombuffer(base64.b64decode(whole.data), "<i2").astype(int)
+    assert streamed.shape == expected.shape
+    assert np.abs(streamed - expected).max() <= 1
+    assert kinds.index("audio") < len(kinds) - 1 - kinds[::-1].index("text")
+
+
+@pytest.mark.parametrize("stage", ["listener", "talker", "code2wav", "thinker"])
+def test_killed_stage_comes_back_and_requests_elsewhere_are_right(server: Server, client: OpenAI, stage: str) -> None:
+    def text(number: int) -> str:
+        content = f"Name {number} fruits."
+        answer = client.chat.completions.create(
+            model="smol-speech", messages=[{"role": "user", "content": content}], **GREEDY
+        )
+        return str(answer.choices[0].message.content)
+
+    expected = [text(number) for number in (2, 3)]
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(text, number) for number in (2, 3)]
+        time.sleep(0.3)
+        os.kill(server.stage_pid(stage), signal.SIGKILL)
+        server.until(False, 1)
+        assert [answer.result() for answer in answers] == expected
+    server.until(True, 60)
+    assert text(2) == expected[0]
