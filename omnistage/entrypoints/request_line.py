@@ -30,6 +30,8 @@ _PART_MEDIA = {
     "video_url": "video",
     "video": "video",
 }
+# The media of an `action` parameter; given as numbers instead of a file, actions stay in place.
+_ACTION_MEDIA = {"image": "image", "video": "video", "raw_actions": "action"}
 
 
 class Line(NamedTuple):
@@ -54,6 +56,11 @@ def parse_line(fields: Mapping[str, Any], limits: LimitsConfig, root: Path | Non
             params[key] = {"media": reader.add(key, params[key], key)}
     if isinstance(params.get("references"), list):
         params["references"] = [reader.reference(item) for item in params["references"]]
+    if isinstance(params.get("action"), Mapping):
+        params["action"] = reader.nested("action", params["action"], _ACTION_MEDIA)
+    if isinstance(params.get("control_videos"), Mapping):
+        videos = params["control_videos"]
+        params["control_videos"] = reader.nested("control_videos", videos, dict.fromkeys(videos, "video"))
     try:
         request = msgspec.convert(known | {"params": params}, OmniRequest)
     except msgspec.ValidationError as error:
@@ -97,6 +104,15 @@ class _MediaReader:
             for key, value in item.items()
         }
 
+    def nested(self, param: str, fields: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
+        """The fields of a parameter with the files among them loaded; `kinds` maps field names to media kinds."""
+        return {
+            key: {"media": self.add(kinds[key], value, param)}
+            if key in kinds and isinstance(value, (str, Path))
+            else value
+            for key, value in fields.items()
+        }
+
     def add(self, kind: str, source: Any, param: str) -> str:
         """Loads a medium from a path, a file URL or a data URL; returns its key in `media`."""
         kind = "image" if kind == "last_image" else kind
@@ -111,6 +127,8 @@ class _MediaReader:
         file = self._root / Path(text.removeprefix("file://")).expanduser()
         if file.suffix == ".npy":
             return self._put(kind, _array_payload(kind, file, param))
+        if kind == "action":
+            raise RequestError(f"{param}: actions are numbers or a .npy file, not {file.name}", param=param)
         try:
             data = file.read_bytes()
         except OSError as error:

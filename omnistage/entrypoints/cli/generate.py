@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from omnistage.config.model import LimitsConfig
+from omnistage.config.model import CLIENT, LimitsConfig
+from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.entrypoints.cli.main import overrides_of
 from omnistage.entrypoints.media_files import write_media
 from omnistage.entrypoints.omni import Omni, OmniResult
@@ -31,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     with Omni(arguments.model, arguments.deploy, **overrides_of(arguments)) as omni:
         out.mkdir(parents=True, exist_ok=True)
         limits = omni.engine.config.limits
+        if arguments.save_tensors and gives_latents(omni.engine):
+            rows = [{"return_latents": True} | row for row in rows]
         parsed = [_parse(row, limits, source.parent) for row in rows]
         lines = [line for line in parsed if isinstance(line, Line)]
         failed = [result for result in parsed if isinstance(result, OmniResult)]
@@ -44,6 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{result.request_id}: {result.error.message if result.error else ''}", file=sys.stderr)
     print(f"{len(results) - len(errors)} of {len(results)} answered in {out}")
     return 1 if errors else 0
+
+
+def gives_latents(engine: AsyncOmniEngine) -> bool:
+    """True when the deployed graph can hand its final latents to the client."""
+    graph = engine.pipeline.variants[engine.config.variant]
+    return any(edge.target == f"{CLIENT}.latents" for edge in graph.edges)
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:

@@ -96,8 +96,9 @@ def _load(component: str, module: Any, folder: Path, dtype: torch.dtype, device:
     expected = model.state_dict()
     weights = _read_weights(folder, torch.device("cpu"), None)
     _check(component, expected.keys(), weights, expected)
-    model.load_state_dict(weights)
-    return _frozen(model.to(device=device, dtype=dtype))
+    cast = {name: w.to(dtype) if w.is_floating_point() else w for name, w in weights.items()}
+    model.load_state_dict(cast, assign=True)
+    return _frozen(model.to(device))
 
 
 def _frozen(model: nn.Module) -> nn.Module:
@@ -120,13 +121,16 @@ def _read_weights(folder: Path, device: torch.device, wanted: set[str] | None) -
     weights: dict[str, Tensor] = {}
     for file in files:
         try:
-            with safe_open(str(file), framework="pt", device=str(device)) as content:
-                for name in content.keys():  # noqa: SIM118 - not a mapping
-                    if wanted is None or name in wanted:
-                        weights[name] = content.get_tensor(name)
+            weights |= _read_file(file, device, wanted)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"cosmos3: {folder.name}/{file.name} cannot be read: {error}") from None
     return weights
+
+
+def _read_file(file: Path, device: torch.device, wanted: set[str] | None) -> dict[str, Tensor]:
+    with safe_open(str(file), framework="pt", device=str(device)) as content:
+        names = [name for name in content.keys() if wanted is None or name in wanted]  # noqa: SIM118 - no mapping
+        return {name: content.get_tensor(name) for name in names}
 
 
 def _check(component: str, wanted: Iterable[str], got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
