@@ -64,6 +64,11 @@ class StopStrings:
         self._withheld = ""
         self.found: str | None = None
 
+    @property
+    def withheld(self) -> str:
+        """Text that may turn out to be the beginning of a stop string."""
+        return self._withheld
+
     def push(self, delta: str) -> str:
         """Text that can be given out now. Once `found` is set the stream is over."""
         if self.found is not None or not self._stops:

@@ -17,12 +17,9 @@ from omnistage.errors import ConfigError, RequestError
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
-from omnistage.payload import MultimodalPayload
-from omnistage.request import FinishReason
 from omnistage.stages.ar.chat_template import ChatTemplate, read_json
-from omnistage.stages.ar.detokenizer import Detokenizer, StopStrings
-from omnistage.stages.ar.logprobs import describe, describe_prompt
-from omnistage.stages.ar.model import Constraint, Emitted, Event, Output, Prompt, Sampled, Sequence, Work
+from omnistage.stages.ar.model import Constraint, Emitted, Event, Prompt, Sequence, Work
+from omnistage.stages.ar.text_output import TextOutput
 from omnistage.stages.ar.text_prompt import flatten_messages
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
@@ -39,12 +36,9 @@ class TextState:
     """One request. `transcripts` holds what was said in its audio parts, in order, once `complete`."""
 
     request: StageRequest
-    text: Detokenizer
-    stops: StopStrings
+    text: TextOutput
     complete: bool
     transcripts: list[str] = field(default_factory=list)
-    pending: list[Sampled] = field(default_factory=list)
-    said_prompt: bool = False
 
 
 class CausalTextModel:
@@ -54,8 +48,7 @@ class CausalTextModel:
     model has no chat template), "raw_prompt" (text as it is) and "token_ids"; "cache_salt" separates prefix caches. The
     port "transcript", if the request has it, delivers `{"texts": [...]}`, one text per audio part of the messages.
 
-    Chunks of the port "text" carry meta `text` (the delta) and `token_ids` (those it came from), `logprobs` if asked
-    for; the final one also `finish_reason` and `usage`. Subclasses override `messages` to compose a conversation
+    The port "text" gives chunks as `TextOutput` makes them. Subclasses override `messages` to compose a conversation
     and `extra_params` to accept more keys.
     """
 
@@ -91,8 +84,7 @@ class CausalTextModel:
             raise RequestError(f"stage {self._name} takes one of {', '.join(PROMPT_KEYS)}, not {given}", param="prompt")
         return TextState(
             request=request,
-            text=Detokenizer(self.tokenizer),
-            stops=StopStrings(request.sampling.stop),
+            text=TextOutput(self.tokenizer, request.sampling),
             complete="transcript" not in request.inputs,
         )
 
@@ -149,21 +141,7 @@ class CausalTextModel:
         """Nothing follows from a text token but its own embedding."""
 
     def emit(self, seq: Sequence[TextState], event: Event, memory: SequenceMemory) -> Emitted:
-        state = seq.state
-        text = ""
-        if event.sampled is not None:
-            state.pending.append(event.sampled)
-            if event.finish is not FinishReason.STOP:
-                text = self._push(state, event)
-        stopped = state.stops.found is not None
-        finish = FinishReason.STOP if stopped else event.finish
-        if finish is not None and not stopped:
-            text += state.stops.push(state.text.flush())
-            text += state.stops.flush()
-        if not text and finish is None:
-            return Emitted()
-        payload = self._payload(seq, event, text, finish, memory)
-        return Emitted((Output(port="text", payload=payload, final=finish is not None),), stop=stopped)
+        return seq.state.text.emit(seq, event, memory)
 
     def close(self, state: TextState) -> None:
         """Nothing is held: chunks are read when they come."""
@@ -186,38 +164,6 @@ class CausalTextModel:
         ids: list[int] = self.tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids
         return ids
 
-    def _push(self, state: TextState, event: Event) -> str:
-        """The text that an ordinary token makes certain. Stop strings begin to count after `min_tokens` tokens."""
-        delta = state.text.push(event.sampled.token) if event.sampled is not None else ""
-        if event.generated <= state.request.sampling.min_tokens:
-            return delta
-        return state.stops.push(delta)
-
-    def _payload(
-        self,
-        seq: Sequence[TextState],
-        event: Event,
-        text: str,
-        finish: FinishReason | None,
-        memory: SequenceMemory,
-    ) -> MultimodalPayload:
-        state = seq.state
-        payload = MultimodalPayload.text(text, token_ids=[one.token for one in state.pending])
-        if seq.params.logprobs:
-            payload.meta["logprobs"] = [describe(self.tokenizer, one) for one in state.pending]
-        if seq.params.prompt_logprobs and not state.said_prompt:
-            state.said_prompt = True
-            payload.meta["prompt_logprobs"] = describe_prompt(self.tokenizer, memory.prompt_logprobs())
-        state.pending = []
-        if finish is not None:
-            payload.meta["finish_reason"] = finish.value
-            payload.meta["usage"] = {
-                "prompt_tokens": seq.prompt_len,
-                "completion_tokens": event.generated,
-                "cached_tokens": seq.cached_tokens,
-            }
-        return payload
-
 
 def text_backend(context: StageContext) -> TorchBackend[TextState]:
     """Component factory: a causal text model from the model folder."""
@@ -238,11 +184,11 @@ def _shape_of(config: Any, folder: Path, dtype: torch.dtype, device: torch.devic
         max_model_len=config.max_position_embeddings,
         dtype=dtype,
         device=device,
-        eos_token_ids=_eos_ids(folder),
+        eos_token_ids=eos_ids(folder),
     )
 
 
-def _eos_ids(folder: Path) -> frozenset[int]:
+def eos_ids(folder: Path) -> frozenset[int]:
     """End tokens: of the generation config, else of the model config."""
     for name in ("generation_config.json", "config.json"):
         eos = read_json(folder / name).get("eos_token_id")
