@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 import threading
 
@@ -29,7 +30,7 @@ class Host:
         self._config = config
         self._pipeline = pipeline
         self._store = store
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: socket.socket | None = None
         self._threads: list[threading.Thread] = []
 
@@ -69,9 +70,7 @@ class Host:
         command = (sys.executable, "-m", "omnistage.runtime.worker", self.plan.name, str(theirs.fileno()))
         environment = dict(os.environ) | _environment(self.plan.threads, keep=False)
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, pass_fds=tuple(passed), env=environment, stdin=asyncio.subprocess.DEVNULL
-            )
+            self._process = subprocess.Popen(command, pass_fds=tuple(passed), env=environment, stdin=subprocess.DEVNULL)
         finally:
             theirs.close()
             for plan in plans:
@@ -86,20 +85,24 @@ class Host:
         if self._lifeline is not None:
             self._lifeline.close()
         if self._process is not None:
-            if self._process.returncode is None:
-                try:
-                    await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-                except TimeoutError:
-                    self.kill()
-            code = await self._process.wait()
+            code = await asyncio.to_thread(_reap, self._process)
             return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         for thread in self._threads:
             await asyncio.to_thread(thread.join, STOP_TIMEOUT_S)
         return "its thread ended"
 
     def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int:
+    """The exit status of a process that was told to end, killed when it does not."""
+    try:
+        return process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _environment(threads: int, *, keep: bool) -> dict[str, str]:
