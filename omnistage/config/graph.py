@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omnistage.config.model import CLIENT, EdgeSpec, StageConfig, Variant
+from omnistage.config.model import CLIENT, EdgeSpec, StageConfig, StageSpec, Variant
 from omnistage.errors import ConfigError
 
 
@@ -50,6 +50,20 @@ def _check_acyclic(pipeline: str, variant: Variant) -> None:
         if not free:
             raise ConfigError(f"pipeline {pipeline}: cycle through {', '.join(sorted(waiting))}")
         waiting -= free
+
+
+def check_capabilities(spec: StageSpec, stage: StageConfig, origins: Mapping[str, str]) -> None:
+    """Raises ConfigError for a setting that the stage does not advertise."""
+    asked = {
+        "quantization": (stage.quantization, stage.quantization != "none"),
+        "graphs": (stage.graphs, stage.graphs != "eager"),
+        "tensor_parallel": (str(stage.tensor_parallel), stage.tensor_parallel > 1),
+    }
+    for key, (value, unusual) in asked.items():
+        capability = value if key == "quantization" else key
+        if unusual and capability not in spec.capabilities:
+            name = f"stages.{stage.name}.{key}"
+            raise ConfigError(f"{name}: {value} is not supported by this stage ({origins.get(name, '')})", param=name)
 
 
 def check_placement(stages: Mapping[str, StageConfig], origins: Mapping[str, str]) -> None:

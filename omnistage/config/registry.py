@@ -12,6 +12,8 @@ PIPELINES: dict[str, str] = {
     "smol-speech": "omnistage.models.smol_speech.pipeline:PIPELINE",
     "causal-lm": "omnistage.models.causal_lm.pipeline:PIPELINE",
     "cosmos3": "omnistage.models.cosmos3.pipeline:PIPELINE",
+    "minimax_h3": "omnistage.models.minimax_h3.pipeline:PIPELINE",
+    "qwen3_omni": "omnistage.models.qwen3_omni.pipeline:PIPELINE",
     "echo3": "omnistage.testing.echo3:PIPELINE",
     "toydit": "omnistage.testing.toydit:PIPELINE",
     "ar2dit": "omnistage.testing.toydit:AR2DIT",

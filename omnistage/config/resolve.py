@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from omnistage.config.graph import check_graph, check_placement
+from omnistage.config.graph import check_capabilities, check_graph, check_placement
 from omnistage.config.model import (
     EdgeConfig,
     LimitsConfig,
@@ -164,6 +164,8 @@ class _Resolver:
                 self._apply(entry)
         stages = {name: self._stage(name, values) for name, values in self._stages.items()}
         self._origins |= origins
+        for name, stage in stages.items():
+            check_capabilities(self._specs[name], stage, self._origins)
         check_placement(stages, self._origins)
         return OmniConfig(
             model=self._reference.reference,

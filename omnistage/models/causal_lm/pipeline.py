@@ -16,7 +16,7 @@ THINKER = StageSpec(
     inputs={"prompt": "text"},
     outputs={"text": "text"},
     objective="ttft",
-    capabilities=frozenset({"text", "logprobs", "seed"}),
+    capabilities=frozenset({"text", "logprobs", "seed", "int4"}),
 )
 _TEXT_PARTS = ("text", "input_text")
 _PARAMS = frozenset({"prompt_token_ids", "cache_salt"})

@@ -40,7 +40,7 @@ THINKER = StageSpec(
     outputs={"text": "text"},
     objective="ttft",
     sampling={"temperature": 0.2, "top_p": 0.9, "max_tokens": 512},
-    capabilities=frozenset({"text", "logprobs", "seed"}),
+    capabilities=frozenset({"text", "logprobs", "seed", "int4"}),
 )
 TALKER = StageSpec(
     name="talker",

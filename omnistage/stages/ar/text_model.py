@@ -17,6 +17,7 @@ from omnistage.errors import ConfigError, RequestError
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
+from omnistage.ops.quantize import pack_head, pack_linears
 from omnistage.stages.ar.chat_template import ChatTemplate, read_json
 from omnistage.stages.ar.model import Constraint, Emitted, Event, Prompt, Sequence, Work
 from omnistage.stages.ar.text_output import TextOutput
@@ -68,6 +69,9 @@ class CausalTextModel:
         self._model = model.eval().to(target)
         self._decoder: Any = self._model.get_decoder()
         self._head: Any = self._model.get_output_embeddings()
+        if config.quantization == "int4":
+            pack_linears(self._decoder)
+            self._head = pack_head(self._head)
         self._shape = _shape_of(self._model.config, path, dtype, target)
 
     @property
