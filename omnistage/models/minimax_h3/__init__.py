@@ -1,0 +1,1 @@
+"""MiniMax-H3: video with sound from text, keyframes or references."""

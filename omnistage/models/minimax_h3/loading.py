@@ -1,0 +1,132 @@
+"""Loads the components of a checkpoint, each only where it is needed.
+
+Every weight of a file is checked against the module before it is used: a missing, surplus or misshapen one is a
+ConfigError that names the component. No component is ever fetched from a hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio, MiniMaxH3Transformer3DModel
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLModel
+from transformers.initialization import no_init_weights
+
+from omnistage.errors import ConfigError
+from omnistage.models.minimax_h3.checkpoint import Partition, component_config, read_json, weight_files
+
+# The hidden state after this many layers conditions the transformer; the layers above are not loaded.
+TEXT_LAYERS = 50
+# Parts that stay float32 whatever the stage's dtype is (substrings of parameter names), as the checkpoint's are.
+_TRANSFORMER_FLOAT32 = ("proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope")
+_VAE_FLOAT32 = ("encoder", "quant_conv", "norm1", "norm2", "norm_out", "scale1", "scale2")
+
+
+def load_transformer(folder: Path, name: Partition, dtype: torch.dtype, device: torch.device) -> Any:
+    """A `MiniMaxH3Transformer3DModel`."""
+    return _load(MiniMaxH3Transformer3DModel, folder, name, dtype, _TRANSFORMER_FLOAT32).to(device)
+
+
+def load_vae(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """The `AutoencoderKLMiniMaxH3` of pictures, tiling as the library has it."""
+    return _load(AutoencoderKLMiniMaxH3, folder, "vae", dtype, _VAE_FLOAT32).to(device)
+
+
+def load_audio_vae(folder: Path, device: torch.device) -> Any:
+    """The `AutoencoderKLMiniMaxH3Audio`, float32."""
+    return _load(AutoencoderKLMiniMaxH3Audio, folder, "audio_vae", torch.float32).to(device)
+
+
+def load_text_encoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """The first 50 layers of the Qwen3-VL conditioner, its final norm taken off: the last state is state 50."""
+    name = "text_encoder"
+    files = weight_files(folder, name)
+    read_json(folder / name / "config.json")
+    config = Qwen3VLConfig.from_pretrained(str(folder / name), local_files_only=True)
+    layers = config.text_config.num_hidden_layers
+    if layers <= TEXT_LAYERS:
+        raise ConfigError(f"minimax_h3: text_encoder has {layers} layers; more than {TEXT_LAYERS} are needed")
+    config.text_config.num_hidden_layers = TEXT_LAYERS
+    with no_init_weights():
+        model: Any = Qwen3VLModel(config)
+    _fill(model, name, _read(name, files, _conditioner_key), dtype)
+    model.language_model.norm = nn.Identity()
+    return model.to(device)
+
+
+def _conditioner_key(key: str) -> str | None:
+    """The name in a `Qwen3VLModel` of a weight of the whole model; None for the head and the layers not used."""
+    inner = key.removeprefix("model.")
+    parts = inner.split(".")
+    if parts[:2] == ["language_model", "layers"] and int(parts[2]) >= TEXT_LAYERS:
+        return None
+    return None if inner == key else inner
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The text encoder's tokenizer."""
+    try:
+        return AutoTokenizer.from_pretrained(str(folder / "tokenizer"), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"minimax_h3: component tokenizer cannot be loaded ({type(error).__name__})") from None
+
+
+def _load(kind: Any, folder: Path, name: str, dtype: torch.dtype, float32: tuple[str, ...] = ()) -> Any:
+    files = weight_files(folder, name)
+    config = {key: value for key, value in component_config(folder, name).items() if not key.startswith("_")}
+    # Parameters are replaced below; left uninitialised, their memory is never touched. Computed buffers are real.
+    with no_init_weights():
+        model = kind.from_config(config)
+    _fill(model, name, _read(name, files, lambda key: key), dtype, float32)
+    return model
+
+
+def _read(name: str, files: list[Path], rename: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """The weights that `rename` has a name for, by that name."""
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(str(file), framework="pt") as content:
+                for key in content.keys():  # noqa: SIM118 - not a mapping
+                    renamed = rename(key)
+                    if renamed is not None:
+                        weights[renamed] = content.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"minimax_h3: {name}/{file.name} cannot be read: {error}") from None
+    return weights
+
+
+def _fill(
+    model: nn.Module, name: str, weights: dict[str, Tensor], dtype: torch.dtype, float32: tuple[str, ...] = ()
+) -> None:
+    _check(name, weights, model.state_dict())
+    cast = {key: _cast(tensor, torch.float32 if _is_in(key, float32) else dtype) for key, tensor in weights.items()}
+    model.load_state_dict(cast, assign=True)
+    model.eval().requires_grad_(False)
+
+
+def _is_in(key: str, parts: tuple[str, ...]) -> bool:
+    return any(part in key for part in parts)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _check(component: str, weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    missing, surplus = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
+    if missing:
+        raise ConfigError(f"minimax_h3: component {component} lacks {len(missing)} weights, among them {missing[0]}")
+    if surplus:
+        raise ConfigError(f"minimax_h3: component {component} has a weight {surplus[0]} that its configuration lacks")
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape:
+            raise ConfigError(
+                f"minimax_h3: {component} weight {name} is {list(tensor.shape)}, its configuration says "
+                f"{list(expected[name].shape)}"
+            )
