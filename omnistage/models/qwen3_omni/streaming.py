@@ -1,0 +1,238 @@
+"""The vocoder as a stream: transformers' modules, fed frame by frame, for several streams of any position at once.
+
+Every layer is causal up to a fixed delay, so each carries what its next outputs still need of its past input and no
+frame is computed twice. New rows of all streams lie behind each other along time in one tensor [1, C, T]; a
+convolution sees each stream's carried rows before its new ones, and outputs that straddle two streams are dropped.
+
+With rates r1..rn of the decoder's transposed convolutions (kernel 2r, trimmed by r on both sides) T frames give
+T * total - (r2*..*rn + .. + rn + 1) * ... samples: output at such a level needs one later input frame. There is no tail
+to flush: the whole decode ends at the same sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeCausalConvNet,
+    Qwen3OmniMoeCausalTransConvNet,
+    Qwen3OmniMoeCode2WavDecoderBlock,
+    Qwen3OmniMoeCode2WavDecoderResidualUnit,
+    Qwen3OmniMoeConvNeXtBlock,
+)
+
+from omnistage.errors import StageError
+
+_WINDOWED = "omnistage_carried_window"
+
+
+@dataclass(slots=True)
+class StreamState:
+    """What one stream carries: `frames` computed so far, past inputs [1, C, t] of convolutions, past keys and values
+    [1, heads, t, d] of each attention layer (as many as its window can still see)."""
+
+    frames: int = 0
+    inputs: dict[nn.Module, Tensor] = field(default_factory=dict)
+    windows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def successor(self, frames: int) -> StreamState:
+        """A state to advance by `frames`; this one stays as it is."""
+        return StreamState(self.frames + frames, dict(self.inputs), dict(self.windows))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of all streams along time, [1, C, T]; `lengths` [streams] adds up to T."""
+
+    values: Tensor
+    lengths: tuple[int, ...]
+
+    def split(self) -> tuple[Tensor, ...]:
+        return torch.functional.split(self.values, list(self.lengths), dim=-1)
+
+    def with_values(self, values: Tensor) -> Rows:
+        return Rows(values, self.lengths)
+
+
+class StreamingVocoder:
+    """Over transformers' `Qwen3OmniMoeCode2Wav`, whose sliding-window attention it sets to carried windows."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        module.pre_transformer.config._attn_implementation = _WINDOWED
+
+    @property
+    def groups(self) -> int:
+        return int(self._module.config.num_quantizers)
+
+    @property
+    def codebook(self) -> int:
+        return int(self._module.config.codebook_size)
+
+    def advance(self, codes: Sequence[Tensor], states: Sequence[StreamState]) -> tuple[list[Tensor], list[StreamState]]:
+        """Per stream the samples [n] that codes [G, frames] complete, and its next state; `states` do not change."""
+        lengths = tuple(part.shape[1] for part in codes)
+        nexts = [state.successor(length) for state, length in zip(states, lengths, strict=True)]
+        module = self._module
+        flat = torch.cat(tuple(codes), dim=1)[None]
+        hidden = module.code_embedding(flat + module.code_offset).mean(1)
+        positions = [torch.arange(state.frames, state.frames + n) for state, n in zip(states, lengths, strict=True)]
+        hidden = module.pre_transformer(
+            inputs_embeds=hidden,
+            position_ids=torch.cat(positions)[None].to(hidden.device),
+            use_cache=False,
+            streams=_Windows(lengths, nexts),
+        ).last_hidden_state
+        rows = Rows(hidden.transpose(1, 2), lengths)
+        for block in [block for blocks in module.upsample for block in blocks] + list(module.decoder):
+            rows = _run(block, rows, nexts)
+        return [part[0, 0].clamp(-1, 1).float() for part in rows.split()], nexts
+
+
+def _run(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
+    if not rows.values.shape[-1]:
+        return rows
+    if isinstance(module, Qwen3OmniMoeCausalConvNet):
+        return _convolve(module, rows, states)
+    if isinstance(module, Qwen3OmniMoeCausalTransConvNet):
+        return _upsample(module, rows, states)
+    if isinstance(module, Qwen3OmniMoeConvNeXtBlock):
+        return _convnext(module, rows, states)
+    if isinstance(module, Qwen3OmniMoeCode2WavDecoderResidualUnit):
+        inner = _convolve(module.conv1, rows.with_values(module.act1(rows.values)), states)
+        inner = _convolve(module.conv2, inner.with_values(module.act2(inner.values)), states)
+        return rows.with_values(inner.values + rows.values)
+    if isinstance(module, Qwen3OmniMoeCode2WavDecoderBlock):
+        for block in module.block:
+            rows = _run(block, rows, states)
+        return rows
+    return rows.with_values(module(rows.values))  # acts on each row alone
+
+
+def _convolve(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
+    """Stride 1: the last `padding` inputs are carried; zeros before the first."""
+    left = module.padding
+    if not left:
+        return rows.with_values(module.conv(rows.values))
+    pieces: list[Tensor] = []
+    for new, state in zip(rows.split(), states, strict=True):
+        past = state.inputs.get(module)
+        whole = torch.cat((new.new_zeros(1, new.shape[1], left) if past is None else past, new), dim=-1)
+        state.inputs[module] = whole[..., -left:].clone()
+        pieces.append(whole)
+    output = module.conv(torch.cat(pieces, dim=-1))
+    return _pick(output, [piece.shape[-1] for piece in pieces], rows.lengths)
+
+
+def _pick(output: Tensor, spans: Sequence[int], lengths: tuple[int, ...]) -> Rows:
+    """Of an output in which streams lie `spans` apart, the first `lengths` rows of each."""
+    if len(spans) == 1:
+        return Rows(output, lengths)
+    starts = [sum(spans[:index]) for index in range(len(spans))]
+    kept = [output[..., start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    return Rows(torch.cat(kept, dim=-1), lengths)
+
+
+def _upsample(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
+    """Kernel = stride: every row alone. Kernel = 2 * stride, trimmed by one stride: one past row is carried, and a
+    stream's first row gives nothing yet."""
+    stride, kernel = module.conv.stride[0], module.conv.kernel_size[0]
+    if kernel == stride:
+        return Rows(module.conv(rows.values), tuple(length * stride for length in rows.lengths))
+    pieces: list[Tensor] = []
+    for new, state in zip(rows.split(), states, strict=True):
+        past = state.inputs.get(module)
+        whole = new if past is None else torch.cat((past, new), dim=-1)
+        if whole.shape[-1]:
+            state.inputs[module] = whole[..., -1:].clone()
+        pieces.append(whole)
+    output = module.conv(torch.cat(pieces, dim=-1))
+    kept: list[Tensor] = []
+    begin = 0
+    for piece in pieces:
+        end = begin + piece.shape[-1]
+        kept.append(output[..., (begin + 1) * stride : max(end, begin + 1) * stride])
+        begin = end
+    return Rows(torch.cat(kept, dim=-1), tuple(part.shape[-1] for part in kept))
+
+
+def _convnext(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
+    inner = _convolve(module.dwconv, rows, states).values.transpose(1, 2)
+    inner = module.pwconv2(module.act(module.pwconv1(module.norm(inner))))
+    return rows.with_values(rows.values + (module.gamma * inner).transpose(1, 2))
+
+
+class _Windows:
+    """The attention windows of one step, shared by its layers; writes the new windows into `states`."""
+
+    def __init__(self, lengths: tuple[int, ...], states: Sequence[StreamState]) -> None:
+        self.lengths = lengths
+        self.states = states
+        self._mask: Tensor | None = None
+
+    def attend(self, layer: int, window: int, states: tuple[Tensor, Tensor, Tensor], scale: float | None) -> Tensor:
+        """query, key, value [1, H, T, d] of all streams' new rows -> [1, H, T, d].
+
+        Streams are padded to one batch: past rows to the right of their half, new rows to the left of theirs.
+        """
+        query, key, value = (torch.functional.split(part, list(self.lengths), dim=2) for part in states)
+        longest = max(self.lengths)
+        past = min(window - 1, max(state.frames - n for state, n in zip(self.states, self.lengths, strict=True)))
+        heads, dim = states[0].shape[1], states[0].shape[3]
+        batch = len(self.lengths)
+        queries = states[0].new_zeros(batch, heads, longest, dim)
+        keys, values = (part.new_zeros(batch, part.shape[1], past + longest, dim) for part in states[1:])
+        for index, state in enumerate(self.states):
+            count = self.lengths[index]
+            queries[index, :, :count] = query[index][0]
+            for target, new, old in zip(
+                (keys, values), (key[index], value[index]), state.windows.get(layer, ()) or (None, None), strict=True
+            ):
+                target[index, :, past : past + count] = new[0]
+                if old is not None:
+                    target[index, :, past - old.shape[2] : past] = old[0]
+            state.windows[layer] = tuple(  # type: ignore[assignment]
+                _tail(part[index : index + 1, :, : past + count], min(state.frames, window - 1))
+                for part in (keys, values)
+            )
+        result = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=self._visible(past, window, states[0].device), scale=scale
+        )
+        return torch.cat([result[index : index + 1, :, :count] for index, count in enumerate(self.lengths)], dim=2)
+
+    def _visible(self, past: int, window: int, device: torch.device) -> Tensor:
+        """[streams, 1, longest, past + longest]: what each new row sees."""
+        if self._mask is None:
+            longest = max(self.lengths)
+            at = torch.arange(longest, device=device)[:, None]
+            other = torch.arange(past + longest, device=device)[None] - past
+            near = (other <= at) & (other > at - window)
+            begin = torch.tensor(
+                [n - state.frames for state, n in zip(self.states, self.lengths, strict=True)], device=device
+            )
+            self._mask = (near[None] & (other[None] >= begin[:, None, None]))[:, None]
+        return self._mask
+
+
+def _tail(rows: Tensor, count: int) -> Tensor:
+    return rows[:, :, rows.shape[2] - count :].clone()
+
+
+def _carried_window(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """A transformers attention function for a module with a sliding window. Raises StageError without one."""
+    streams, window = options.get("streams"), options.get("sliding_window")
+    if not isinstance(streams, _Windows) or not isinstance(window, int) or attention_mask is not None:
+        raise StageError(f"{type(module).__name__}: carried windows serve streams with a sliding window only")
+    result = streams.attend(module.layer_idx, window, (query, key, value), options.get("scaling"))
+    return result.transpose(1, 2), None
+
+
+AttentionInterface.register(_WINDOWED, _carried_window)

@@ -1,0 +1,245 @@
+"""The thinker: hears, sees and reads, writes text, and hands the talker what it needs to speak it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from omnistage.config.model import StageContext
+from omnistage.errors import ConfigError, RequestError
+from omnistage.models.qwen3_omni.encoders import Encoders, Medium
+from omnistage.models.qwen3_omni.handoff import PORT, Speech, SpokenTokens, TokenRoles, speech_of
+from omnistage.models.qwen3_omni.loading import ThinkerPart, load_part
+from omnistage.models.qwen3_omni.media import MediaSet
+from omnistage.models.qwen3_omni.processor import MediaProcessor
+from omnistage.models.qwen3_omni.prompt import ThinkerPrompt, media_prompt, text_prompt
+from omnistage.models.qwen3_omni.tensors import to_payload
+from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
+from omnistage.payload import MultimodalPayload
+from omnistage.stages.ar.chat_template import ChatTemplate
+from omnistage.stages.ar.model import Constraint, Emitted, Event, Output, Prompt, Sequence, Work
+from omnistage.stages.ar.text_model import eos_ids
+from omnistage.stages.ar.text_output import TextOutput
+from omnistage.stages.ar.torch_backend import TorchBackend
+from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
+from omnistage.stages.base import InputChunk, StageRequest
+
+
+@dataclass(slots=True)
+class ThinkerState:
+    """One request. `prompt` is there once text and media are; `speech` when it is to be spoken."""
+
+    request: StageRequest
+    text: TextOutput
+    prompt: ThinkerPrompt | None = None
+    speech: Speech | None = None
+    begun: bool = False
+    spoken: SpokenTokens = field(default_factory=SpokenTokens)
+
+
+class Thinker:
+    """An `ARModel` over transformers' thinker.
+
+    `params` hold "messages" (parts of type audio, image, video stand for the media of the port "media", in order) or
+    "raw_prompt", and optionally "cache_salt". The rows kept beside keys and values are the hidden rows that the talker
+    accepts, so a cached prompt gives the same speech.
+    """
+
+    def __init__(self, context: StageContext) -> None:
+        stage, path = context.stage, context.model_path
+        part, device, dtype = load_part(ThinkerPart, path, stage)
+        self._thinker: Any = part.thinker
+        model = self._thinker.model
+        model.language_model.config._attn_implementation = attention_implementation(stage.attention_backend)
+        self._text: Any = model.language_model
+        self._embed: Any = self._text.embed_tokens
+        cache_bytes = int(context.stage.options["encoder_cache_mb"]) << 20
+        self.encoders = Encoders(model.audio_tower, model.visual, cache_bytes)
+        self.tokenizer: Tokenizer = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
+        self._processor = MediaProcessor(path, part.config.thinker_config)
+        self._template = ChatTemplate.load(Path(path))
+        self._roles = TokenRoles.of(part.config)
+        self._speaks = PORT in context.spec.outputs
+        self._accept = part.config.talker_config.accept_hidden_layer if self._speaks else -1
+        self._captured: Tensor | None = None
+        self._shape = _shape(self._thinker.config.text_config, path, (device, dtype), handoff=self._speaks)
+        if 0 < self._accept < self._shape.layers:
+            self._text.layers[self._accept - 1].register_forward_hook(self._capture)
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._shape
+
+    def open(self, request: StageRequest) -> ThinkerState:
+        state = ThinkerState(request, TextOutput(self.tokenizer, request.sampling))
+        if "media" not in request.inputs:
+            text = self._prompt_text(request)
+            state.prompt = text_prompt(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            self._plan_speech(state)
+        return state
+
+    def feed(self, state: ThinkerState, chunk: InputChunk) -> None:
+        payload = chunk.payload
+        media = msgspec.convert(payload.meta, MediaSet)
+        arrays = [payload[str(index)] for index in range(len(media.items))]
+        prepared = self._processor.prepare(self._prompt_text(state.request), media, arrays)
+        state.prompt = media_prompt(self._thinker, prepared)
+        self._plan_speech(state)
+        payload.release()
+
+    def prompt(self, state: ThinkerState) -> Prompt | None:
+        if state.prompt is None:
+            return None
+        if not state.prompt.ids:
+            raise RequestError("the prompt has no tokens", param="raw_prompt")
+        salt = str(state.request.params.get("cache_salt", "")).encode()
+        return Prompt(token_ids=state.prompt.ids, content=state.prompt.content(), salt=salt, param="messages")
+
+    def can_step(self, state: ThinkerState) -> bool:
+        return True
+
+    def constraint(self, state: ThinkerState) -> Constraint | None:
+        return None
+
+    def forward(self, works: list[Work[ThinkerState]], plan: AttentionPlan) -> ForwardResult:
+        device = self._shape.device
+        self.encoders.encode([medium for work in works for medium in _media_of(work)])
+        ids = [token for work in works for token in work.seq.tokens[work.start : work.stop]]
+        embeds = self._embed(torch.tensor(ids, device=device))
+        seen = _place_media(works, embeds)
+        positions = torch.cat([_prompt_of(work).positions.of(work.start, work.stop) for work in works], dim=1).to(
+            device
+        )
+        wants_rows = self._speaks and any(_media_of(work) for work in works)
+        self._captured = embeds if wants_rows and self._accept == 0 else None
+        result = self._text(
+            inputs_embeds=embeds[None], position_ids=positions[:, None], use_cache=False, plan=plan, **seen
+        )
+        hidden: Tensor = result.last_hidden_state[0]
+        handoff = hidden if self._accept == self._shape.layers else self._captured
+        self._captured = None
+        _drop_passed(works)
+        return ForwardResult(hidden, handoff if wants_rows else None)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._thinker.lm_head(hidden)
+        return logits
+
+    def sampled(self, works: list[Work[ThinkerState]], hidden: Tensor, tokens: list[int]) -> None:
+        """Nothing follows from a text token but its own embedding."""
+
+    def emit(self, seq: Sequence[ThinkerState], event: Event, memory: SequenceMemory) -> Emitted:
+        emitted = seq.state.text.emit(seq, event, memory)
+        if seq.state.speech is None:
+            return emitted
+        last = event.finish is not None or emitted.stop
+        return Emitted((*emitted.outputs, *self._speak(seq.state, event, memory, last=last)), stop=emitted.stop)
+
+    def close(self, state: ThinkerState) -> None:
+        """Nothing is held: chunks are read when they come."""
+
+    def _prompt_text(self, request: StageRequest) -> str:
+        raw = request.params.get("raw_prompt")
+        if isinstance(raw, str):
+            return raw
+        if self._template is None:
+            raise RequestError("the checkpoint has no chat template: use raw_prompt", param="messages")
+        return self._template.render(request.params["messages"])
+
+    def _plan_speech(self, state: ThinkerState) -> None:
+        if PORT in state.request.outputs and state.prompt is not None:
+            state.speech = speech_of(state.prompt, self._roles)
+
+    def _capture(self, module: Any, inputs: Any, output: Any) -> None:
+        """The output of the accepted layer, before deepstack rows are added: [N, hidden]."""
+        self._captured = output[0]
+
+    def _speak(self, state: ThinkerState, event: Event, memory: SequenceMemory, *, last: bool) -> tuple[Output, ...]:
+        token = event.sampled.token if event.sampled is not None else None
+        spoken = state.spoken.push(token, last=last, withheld=state.text.withholds, stopped=state.text.stopped)
+        meta: dict[str, Any] = {"spoken": spoken}
+        tensors = {}
+        speech = state.speech
+        if not state.begun and speech is not None and event.sampled is not None:
+            state.begun = True
+            spoken[:0] = speech.written
+            meta["prompt"] = msgspec.to_builtins(speech.prompt)
+            if speech.rows:
+                first = speech.rows[0]
+                rows = memory.handoff(first, speech.rows[-1] + 1)
+                tensors["rows"] = to_payload(rows[torch.tensor(speech.rows, device=rows.device) - first])
+        if not (spoken or last or tensors or "prompt" in meta):
+            return ()
+        return (Output(port=PORT, payload=MultimodalPayload(tensors, meta), final=last),)
+
+
+def create(context: StageContext) -> TorchBackend[ThinkerState]:
+    """Component factory of the stage `thinker`."""
+    return TorchBackend(Thinker(context), context.stage)
+
+
+def _shape(config: Any, path: str, place: tuple[torch.device, torch.dtype], *, handoff: bool) -> ModelShape:
+    ids = eos_ids(Path(path))
+    if not ids:
+        raise ConfigError("the checkpoint names no eos_token_id (generation_config.json)", param="model")
+    return ModelShape(
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_position_embeddings,
+        dtype=place[1],
+        device=place[0],
+        eos_token_ids=ids,
+        handoff_width=config.hidden_size if handoff else 0,
+    )
+
+
+def _prompt_of(work: Work[ThinkerState]) -> ThinkerPrompt:
+    prompt = work.seq.state.prompt
+    assert prompt is not None, "a sequence in a step has a prompt"
+    return prompt
+
+
+def _media_of(work: Work[ThinkerState]) -> list[Medium]:
+    """The media that the rows of `work` touch."""
+    media = _prompt_of(work).media
+    return [medium for medium in media if medium.start < work.stop and medium.stop > work.start]
+
+
+def _place_media(works: list[Work[ThinkerState]], embeds: Tensor) -> dict[str, Any]:
+    """Writes encoded media over the rows [N, hidden] of their placeholders; the arguments that add pictures again in
+    later layers (deepstack)."""
+    mask = torch.zeros(len(embeds), dtype=torch.bool, device=embeds.device)
+    levels: list[Tensor] = []
+    row = 0
+    for work in works:
+        for medium in _media_of(work):
+            assert medium.encoded is not None
+            inside = (medium.positions >= work.start) & (medium.positions < work.stop)
+            places = (medium.positions[inside] - work.start + row).to(embeds.device)
+            chosen = inside.to(embeds.device)
+            embeds[places] = medium.encoded.rows[chosen].to(embeds.dtype)
+            if medium.encoded.deep:
+                mask[places] = True
+                levels = levels or [torch.zeros_like(embeds) for _ in medium.encoded.deep]
+                for level, rows in zip(levels, medium.encoded.deep, strict=True):
+                    level[places] = rows[chosen].to(embeds.dtype)
+        row += work.stop - work.start
+    if not levels:
+        return {}
+    return {"visual_pos_masks": mask[None], "deepstack_visual_embeds": [level[mask] for level in levels]}
+
+
+def _drop_passed(works: list[Work[ThinkerState]]) -> None:
+    """Encodings whose last row is computed stay with the cache only."""
+    for work in works:
+        for medium in _prompt_of(work).media:
+            if medium.stop <= work.stop:
+                medium.encoded = None
