@@ -352,8 +352,10 @@ def _transfer(params: CosmosParams, checkpoint: Checkpoint, limits: Limits) -> T
     given = params.media_shapes[f"control_{hints[0]}"][0]
     total = min(given, params.num_frames or given)
     _bound(total, limits)
-    if params.num_first_chunk_conditional_frames and "video" not in params.media_shapes:
-        raise RequestError("num_first_chunk_conditional_frames needs video", param="num_first_chunk_conditional_frames")
+    if bool(params.num_first_chunk_conditional_frames) != ("video" in params.media_shapes):
+        raise RequestError(
+            "num_first_chunk_conditional_frames and video need each other", param="num_first_chunk_conditional_frames"
+        )
     return plan_transfer(
         hints=hints,
         total_frames=total,

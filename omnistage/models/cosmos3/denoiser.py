@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from omnistage.models.cosmos3.layout import Layout
 from omnistage.models.cosmos3.reasoner import TextKV, rotate
 from omnistage.ops.packed_attention import Backend, Prefix, packed_attention
+from omnistage.ops.steady import make_steady
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,8 @@ class Denoiser:
         self.transformer = transformer
         self._attention = _DocumentAttention(transformer.layers, backend)
         _drop_understanding(transformer, dtype, device)
+        if device.type == "cpu":
+            make_steady(transformer)
         transformer.set_attn_processor(self._attention)
 
     def __call__(self, documents: Sequence[Document]) -> list[Velocity]:
