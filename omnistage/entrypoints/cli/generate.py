@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     with Omni(arguments.model, arguments.deploy, **overrides_of(arguments)) as omni:
         out.mkdir(parents=True, exist_ok=True)
         limits = omni.engine.config.limits
-        if arguments.save_tensors and gives_latents(omni.engine):
-            rows = [{"return_latents": True} | row for row in rows]
+        if arguments.save_tensors:
+            rows = [returned_tensors(omni.engine) | row for row in rows]
         parsed = [_parse(row, limits, source.parent) for row in rows]
         lines = [line for line in parsed if isinstance(line, Line)]
         failed = [result for result in parsed if isinstance(result, OmniResult)]
@@ -49,10 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if errors else 0
 
 
-def gives_latents(engine: AsyncOmniEngine) -> bool:
-    """True when the deployed graph can hand its final latents to the client."""
+def returned_tensors(engine: AsyncOmniEngine) -> dict[str, Any]:
+    """The parameters that ask for what the deployed graph can hand to the client besides its media."""
     graph = engine.pipeline.variants[engine.config.variant]
-    return any(edge.target == f"{CLIENT}.latents" for edge in graph.edges)
+    targets = {edge.target for edge in graph.edges}
+    return {f"return_{name}": True for name in ("latents", "codes") if f"{CLIENT}.{name}" in targets}
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
