@@ -22,6 +22,9 @@ class Int4Linear(nn.Module):
     Kernel: torch's `_weight_int4pack_mm_for_cpu`, weight = (q - 8) * scale + zero.
     """
 
+    packed: Tensor
+    scales: Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         levels, scale, zero = group_levels(linear.weight.detach().float())
@@ -42,6 +45,9 @@ class Int4Linear(nn.Module):
 
 class Int8Linear(nn.Module):
     """A linear layer with 8-bit weights and one scale per output, for heads: 4 bits there cost too much quality."""
+
+    levels: Tensor
+    scales: Tensor
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
