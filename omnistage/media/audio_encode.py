@@ -156,7 +156,7 @@ class CodecEncoder:
     inline = False
 
     def __init__(self, fmt: AudioFormat, rate: int, channels: int, whole: bool = False) -> None:
-        self.rate = _nearest_rate(rate, fmt.rates)
+        self.rate = nearest_rate(rate, fmt.rates)
         self._channels = channels
         self._layout = "mono" if channels == 1 else "stereo"
         self._resampler = Resampler(rate, self.rate, channels)
@@ -200,7 +200,7 @@ class CodecEncoder:
             self._container.mux(packet)
 
 
-def _nearest_rate(rate: int, rates: tuple[int, ...]) -> int:
+def nearest_rate(rate: int, rates: tuple[int, ...]) -> int:
     """`rate` itself if the format stores it, else the next higher rate, else the highest."""
     if not rates or rate in rates:
         return rate
