@@ -76,7 +76,8 @@ def build_layout(
         _add_references(builder, grid, ask, visual, sound)
     else:
         for anchor in ask.anchors:
-            time = builder.clock + (0.0 if anchor == "first" else _pairwise_span(target.frames) - _FRAME_UNITS)
+            last = builder.clock + _pairwise_span(target.frames) - _FRAME_UNITS
+            time = builder.clock if anchor == "first" else last
             builder.video(np.array([time]), grid.frame(target), CONDITION_VIDEO)
     builder.audio(ask.audio_latents, grid.width_axis(target), TARGET_AUDIO)
     builder.video(_frame_times(target.frames, builder.clock), grid.frame(target), TARGET_VIDEO)

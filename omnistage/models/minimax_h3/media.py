@@ -27,7 +27,7 @@ def stretched(picture: Picture, height: int, width: int) -> Picture:
     """The picture with the given sides (LANCZOS), its ratio not kept."""
     if picture.shape[:2] == (height, width):
         return picture
-    return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
+    return np.array(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
 
 
 def covered(picture: Picture, height: int, width: int) -> Picture:

@@ -47,7 +47,6 @@ DIFFUSION = StageSpec(
     outputs={name: name for name in (*_MEDIA, *_LATENTS, _PROGRESS)},
     options=_OPTIONS,
     defaults={"max_num_seqs": 16, "token_budget": _MAX_ROWS, "arena_mb": 64},
-    objective="e2el",
     capabilities=frozenset({"video", "audio", "seed", "step_batching", "request_batching"}),
 )
 ENCODER = StageSpec(
@@ -66,7 +65,6 @@ MIDDLE = StageSpec(
     outputs={name: name for name in (*_LATENTS, _PROGRESS)},
     options=_OPTIONS,
     defaults={"max_num_seqs": 16, "token_budget": _MAX_ROWS, "arena_mb": 64},
-    objective="e2el",
     capabilities=DIFFUSION.capabilities,
 )
 DECODER = StageSpec(

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.models.minimax_h3 import tiny
 
-_KINDS = (("image", 1), ("video", 2))
+_KINDS = {"image": 1, "video": 2}
 
 
 class Outcome(NamedTuple):
@@ -35,8 +35,9 @@ class _ClipProcessor:
 
     temporal_patch_size = 2
 
-    def __call__(self, videos: list[np.ndarray], **_: Any) -> dict[str, torch.Tensor]:
-        rows, grids = [], []
+    def __call__(self, videos: list[np.ndarray], **options: Any) -> dict[str, torch.Tensor]:
+        rows: list[torch.Tensor] = []
+        grids: list[list[int]] = []
         for video in videos:
             pixels = torch.from_numpy(np.ascontiguousarray(video)).permute(0, 3, 1, 2).float() / 255.0
             pixels = (pixels - 0.5) / 0.5
