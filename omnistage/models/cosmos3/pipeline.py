@@ -1,4 +1,5 @@
-"""The graphs of Cosmos3: one stage `diffusion`, or `reasoner` -> `generator` that each load half of the weights."""
+"""The graphs of Cosmos3: one stage `diffusion`, or `reasoner` -> `generator` that each load half of the weights; and
+`reasoner` alone, which answers questions in text."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from omnistage.config.model import (
     StageSpec,
     Variant,
 )
+from omnistage.models.cosmos3.answer_request import plan_answer
 from omnistage.models.cosmos3.ask import Limits, resolve
 from omnistage.models.cosmos3.checkpoint import read_checkpoint
 from omnistage.models.cosmos3.request import MEDIA_PORTS, OUTPUTS, outputs_of, read_request
@@ -58,11 +60,25 @@ _REASONER = StageSpec(
 )
 
 
+_ANSWERS = StageSpec(
+    name="reasoner",
+    kind="ar",
+    component="omnistage.models.cosmos3.answer_stage:create",
+    inputs={"media": "media"},
+    outputs={"text": "text"},
+    objective="ttft",
+    defaults={"arena_mb": 64},
+    capabilities=frozenset({"text", "logprobs", "seed", "image_input", "video_input"}),
+)
+
+
 def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: OmniConfig) -> RequestPlan:
     """All stages of the variant resolve the same parameters; media go to the stage that denoises.
 
     Raises RequestError naming the parameter that the checkpoint cannot do.
     """
+    if config.variant == "answers":
+        return plan_answer(request, media)
     reading = read_request(request, media)
     limits = Limits(config.limits.max_video_frames, config.limits.max_image_pixels)
     ask = resolve(reading.params, read_checkpoint(Path(config.model_path)), limits)
@@ -75,6 +91,12 @@ def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: Omni
     )
 
 
+def variant_for(folder: str) -> str:
+    """A folder without a diffusion index holds the reasoner only."""
+    indexes = ("model_index.json", "modular_model_index.json")
+    return "default" if any((Path(folder) / name).is_file() for name in indexes) else "answers"
+
+
 PIPELINE = PipelineConfig(
     name="cosmos3",
     variants={
@@ -85,9 +107,19 @@ PIPELINE = PipelineConfig(
             stages=(_REASONER, _denoising_stage("generator", "generator", with_kv=True)),
             edges=(EdgeSpec("reasoner.kv", "generator.kv"), *_media_edges("generator")),
         ),
+        "answers": Variant(
+            stages=(_ANSWERS,),
+            edges=(EdgeSpec("client.media", "reasoner.media"), EdgeSpec("reasoner.text", "client.text")),
+        ),
     },
     plan=plan,
-    tasks=("video", "image", "action", "chat"),
-    architectures=("Cosmos3OmniPipeline", "Cosmos3OmniModularPipeline", "Cosmos3DistilledModularPipeline"),
+    tasks=("video", "image", "action", "chat", "completion"),
+    architectures=(
+        "Cosmos3OmniPipeline",
+        "Cosmos3OmniModularPipeline",
+        "Cosmos3DistilledModularPipeline",
+        "Cosmos3OmniForConditionalGeneration",
+    ),
+    variant_for=variant_for,
     description="Cosmos3: images, videos with sound, robot actions, control videos",
 )

@@ -39,7 +39,7 @@ class Tiny:
     config: dict[str, Any]
 
 
-def _seeded(model: Any, seed: int) -> Any:
+def seeded(model: Any, seed: int) -> Any:
     """Fills every parameter: library defaults leave gates and scales at 0 or 1, which hides mistakes."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -56,7 +56,7 @@ def _seeded(model: Any, seed: int) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def _tokenizer() -> Any:
+def make_tokenizer() -> Any:
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     shown = {byte: chr(byte) for byte in visible}
     hidden = [byte for byte in range(256) if byte not in shown]
@@ -85,7 +85,7 @@ def _transformer(vocab: int, seed: int, **changes: Any) -> Any:
         "base_fps": 20,
         "unified_3d_mrope_temporal_modality_margin": 900,
     }
-    return _seeded(diffusers.Cosmos3OmniTransformer(**(sizes | changes)), seed)
+    return seeded(diffusers.Cosmos3OmniTransformer(**(sizes | changes)), seed)
 
 
 def _vae(seed: int) -> Any:
@@ -106,7 +106,7 @@ def _vae(seed: int) -> Any:
         latents_mean=draw.normal(0, 0.3, _CHANNELS).round(3).tolist(),
         latents_std=draw.uniform(0.6, 1.4, _CHANNELS).round(3).tolist(),
     )
-    return _seeded(vae, seed)
+    return seeded(vae, seed)
 
 
 def _sound(seed: int) -> Any:
@@ -127,12 +127,12 @@ def _sound(seed: int) -> Any:
         enc_strides=(2, 4),
         bottleneck={"type": "vae"},
     )
-    return _seeded(sound, seed)
+    return seeded(sound, seed)
 
 
 def make(kind: str, folder: Path, seed: int = 5150) -> Tiny:
     """`kind`: "base", "edge" (relu2 backbone, native flow schedule) or "distilled"."""
-    tokenizer = _tokenizer()
+    tokenizer = make_tokenizer()
     parts: dict[str, Any] = {"text_tokenizer": tokenizer, "vae": _vae(seed + 1)}
     heads = {"action_gen": True, "action_dim": 11, "num_embodiment_domains": 32}
     config: dict[str, Any] = {"enable_safety_checker": False, "default_use_system_prompt": True}
