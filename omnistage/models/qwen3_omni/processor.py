@@ -127,17 +127,21 @@ class MediaProcessor:
         self._n_window = config.audio_config.n_window
 
     def prepare(self, text: str, media: MediaSet, arrays: list[Array]) -> Prepared:
-        """The features of a prompt whose placeholders stand in the order of `media`. Raises RequestError."""
+        """A prompt whose placeholders stand in the order of `media`. Raises RequestError."""
+        paired = any(item.sounds is not None for item in media.items)
+        return _prepared(self.features(text, media, arrays), paired=paired)
+
+    def features(self, text: str, media: MediaSet, arrays: list[Array]) -> BatchFeature:
+        """What the model's processor gives, a batch of one. Raises RequestError for media that it refuses."""
         kinds: dict[str, list[Any]] = {"audio": [], "image": [], "video": []}
         for item, array in zip(media.items, arrays, strict=True):
             kinds[item.kind].append(self._readable(item, array, media.fps))
         sounds = [item.sounds for item in media.items if item.kind == "audio"]
-        paired = any(video is not None for video in sounds)
         options: dict[str, Any] = {"position_id_per_seconds": self._position_rate, "n_window": self._n_window}
-        if paired:
+        if any(video is not None for video in sounds):
             options |= {"load_audio_from_video": True, "audio_from_video_indices": sounds}
         try:
-            features = self._processor(
+            return self._processor(
                 text=[text],
                 images=kinds["image"] or None,
                 audio=kinds["audio"] or None,
@@ -148,7 +152,6 @@ class MediaProcessor:
             )
         except ValueError as error:
             raise RequestError(f"the model's processor refuses these media: {error}", param="messages") from None
-        return _prepared(features, paired=paired)
 
     def _readable(self, item: MediaItem, array: Array, fps: float) -> Any:
         if item.kind == "image":
