@@ -61,13 +61,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     `batching` lists the policies that may put several requests into one call (none: `max_num_seqs` must be 1).
     `partial_images`: `preview` gives pictures. `batched_decode`: `decode` takes several states whose `decode_group`
-    agree. `step_caches` names the caches that a request may ask for.
+    agree.
     """
 
     batching: frozenset[Literal["step", "request"]] = frozenset({"step", "request"})
     partial_images: bool = False
     batched_decode: bool = False
-    step_caches: frozenset[str] = frozenset()
 
 
 class DiffusionModel(Protocol[S]):

@@ -10,6 +10,7 @@ import pytest
 
 from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.entrypoints.omni import OmniResult, ResultBuilder
+from omnistage.request import FinishReason
 from tests.engines import running
 from tests.models.cosmos3.asks import ASKS, CASES, ask_of, request_of
 from tests.models.cosmos3.conftest import Make, Refer
@@ -78,3 +79,23 @@ async def test_same_seed_gives_the_same_bits_and_another_seed_does_not(tiny: Mak
             builder.add(output)
     np.testing.assert_array_equal(first.tensors["latents"], second.tensors["latents"])
     assert np.abs(first.tensors["latents"] - builder.result().tensors["latents"]).max() > 0.1
+
+
+async def test_a_batch_mate_that_is_aborted_half_way_changes_nothing(tiny: Make) -> None:
+    names = ["image", "sound", "policy_guided", "transfer_chunks"]
+    async with running(str(tiny("base").folder), DEPLOY) as engine:
+        alone = [await generate(engine, "base", name) for name in names]
+        request, media = request_of("victim", ask_of("base", "video") | {"num_inference_steps": 100})
+        request.modalities = ("video", "progress")
+        victim = engine.generate(request, media)
+        async for output in victim:
+            if output.payload is not None and output.payload.meta.get("step") == 1:
+                break  # it is denoising now
+        others = [asyncio.create_task(generate(engine, "base", name)) for name in names]
+        await asyncio.sleep(0.02)
+        assert await engine.abort("victim")
+        mixed = [await task for task in others]
+        assert [output.finish_reason async for output in victim][-1] == FinishReason.ABORT
+    for one, other in zip(alone, mixed, strict=True):
+        for name, array in one.tensors.items():
+            np.testing.assert_array_equal(array, other.tensors[name], err_msg=f"{one.request_id} {name}")
