@@ -14,6 +14,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
     Qwen3OmniMoeThinkerForConditionalGeneration,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from omnistage.config.model import StageConfig
 from omnistage.errors import ConfigError
@@ -67,6 +68,7 @@ for _part in (ThinkerPart, TalkerPart, Code2WavPart):
 
 def load_part(kind: type[Any], path: str, stage: StageConfig) -> tuple[Any, torch.device, torch.dtype]:
     """The part `kind` of the checkpoint folder on the stage's device. Raises ConfigError when weights are missing."""
+    disable_progress_bar()
     device = choose_device(stage.device)
     dtype = choose_dtype(stage.dtype, device).dtype
     config = Qwen3OmniMoeConfig.from_pretrained(path, local_files_only=True)

@@ -157,7 +157,7 @@ class MediaProcessor:
         if item.kind == "image":
             return Image.fromarray(array)
         if item.kind == "video":
-            return _sampled_frames(array, item.rate, fps)
+            return sampled_frames(array, item.rate, fps)
         return self._mono(array, item.rate)
 
     def _mono(self, audio: Array, rate: float) -> Array:
@@ -170,7 +170,7 @@ class MediaProcessor:
         return resampled
 
 
-def _sampled_frames(frames: Array, rate: float, fps: float) -> Array:
+def sampled_frames(frames: Array, rate: float, fps: float) -> Array:
     """The frames on show at times 0, 1 / fps, 2 / fps, ...; all of them when they have no rate of their own."""
     if not rate:
         return frames

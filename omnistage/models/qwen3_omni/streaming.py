@@ -4,9 +4,9 @@ Every layer is causal up to a fixed delay, so each carries what its next outputs
 frame is computed twice. New rows of all streams lie behind each other along time in one tensor [1, C, T]; a
 convolution sees each stream's carried rows before its new ones, and outputs that straddle two streams are dropped.
 
-With rates r1..rn of the decoder's transposed convolutions (kernel 2r, trimmed by r on both sides) T frames give
-T * total - (r2*..*rn + .. + rn + 1) * ... samples: output at such a level needs one later input frame. There is no tail
-to flush: the whole decode ends at the same sample.
+A transposed convolution of stride r and kernel 2r, trimmed by r on both sides, needs one later input frame, so T frames
+give a fixed number of samples less than T whole frames (555 of 1920 * T in the released model). There is no tail to
+flush: a whole decode ends at the same sample.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WINDOWED = "omnistage_carried_window"
 @dataclass(slots=True)
 class StreamState:
     """What one stream carries: `frames` computed so far, past inputs [1, C, t] of convolutions, past keys and values
-    [1, heads, t, d] of each attention layer (as many as its window can still see)."""
+    [heads, t, d] of each attention layer (as many as its window can still see)."""
 
     frames: int = 0
     inputs: dict[nn.Module, Tensor] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class StreamingVocoder:
             inputs_embeds=hidden,
             position_ids=torch.cat(positions)[None].to(hidden.device),
             use_cache=False,
-            streams=_Windows(lengths, nexts),
+            streams=_Windows(lengths, nexts, int(module.config.sliding_window)),
         ).last_hidden_state
         rows = Rows(hidden.transpose(1, 2), lengths)
         for block in [block for blocks in module.upsample for block in blocks] + list(module.decoder):
@@ -169,69 +169,69 @@ def _convnext(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
 
 
 class _Windows:
-    """The attention windows of one step, shared by its layers; writes the new windows into `states`."""
+    """The attention windows of one step, shared by its layers; writes the new windows into `states`.
 
-    def __init__(self, lengths: tuple[int, ...], states: Sequence[StreamState]) -> None:
-        self.lengths = lengths
-        self.states = states
+    Streams are padded to one batch [streams, heads, past + longest, d]: what a stream carries ends at `past`, its new
+    rows begin there.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], states: Sequence[StreamState], window: int) -> None:
+        self.window = window
+        self._lengths = lengths
+        self._states = states
+        self._longest = max(lengths)
+        self._carried = [min(window - 1, state.frames - n) for state, n in zip(states, lengths, strict=True)]
+        self._past = max(self._carried)
         self._mask: Tensor | None = None
 
-    def attend(self, layer: int, window: int, states: tuple[Tensor, Tensor, Tensor], scale: float | None) -> Tensor:
-        """query, key, value [1, H, T, d] of all streams' new rows -> [1, H, T, d].
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """[1, heads, T, d] of all streams' new rows, in and out."""
+        olds = [state.windows.get(layer, (None, None)) for state in self._states]
+        keys = self._batch(key, [old[0] for old in olds])
+        values = self._batch(value, [old[1] for old in olds])
+        for index, state in enumerate(self._states):
+            end = self._past + self._lengths[index]
+            begin = end - min(self.window - 1, state.frames)
+            state.windows[layer] = (keys[index, :, begin:end].clone(), values[index, :, begin:end].clone())
+        queries = self._batch(query, [None] * len(olds))[:, :, self._past :]
+        result = scaled_dot_product_attention(queries, keys, values, attn_mask=self._visible(key.device), scale=scale)
+        rows = [result[index, :, :count] for index, count in enumerate(self._lengths)]
+        return torch.cat(rows, dim=1)[None]
 
-        Streams are padded to one batch: past rows to the right of their half, new rows to the left of theirs.
-        """
-        query, key, value = (torch.functional.split(part, list(self.lengths), dim=2) for part in states)
-        longest = max(self.lengths)
-        past = min(window - 1, max(state.frames - n for state, n in zip(self.states, self.lengths, strict=True)))
-        heads, dim = states[0].shape[1], states[0].shape[3]
-        batch = len(self.lengths)
-        queries = states[0].new_zeros(batch, heads, longest, dim)
-        keys, values = (part.new_zeros(batch, part.shape[1], past + longest, dim) for part in states[1:])
-        for index, state in enumerate(self.states):
-            count = self.lengths[index]
-            queries[index, :, :count] = query[index][0]
-            for target, new, old in zip(
-                (keys, values), (key[index], value[index]), state.windows.get(layer, ()) or (None, None), strict=True
-            ):
-                target[index, :, past : past + count] = new[0]
-                if old is not None:
-                    target[index, :, past - old.shape[2] : past] = old[0]
-            state.windows[layer] = tuple(  # type: ignore[assignment]
-                _tail(part[index : index + 1, :, : past + count], min(state.frames, window - 1))
-                for part in (keys, values)
-            )
-        result = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=self._visible(past, window, states[0].device), scale=scale
-        )
-        return torch.cat([result[index : index + 1, :, :count] for index, count in enumerate(self.lengths)], dim=2)
+    def _batch(self, flat: Tensor, olds: Sequence[Tensor | None]) -> Tensor:
+        """New rows [1, heads, T, d] behind the carried ones [heads, t, d]."""
+        _, heads, _, dim = flat.shape
+        batch = flat.new_zeros(len(olds), heads, self._past + self._longest, dim)
+        news = torch.functional.split(flat[0], list(self._lengths), dim=1)
+        for target, new, old in zip(batch, news, olds, strict=True):
+            target[:, self._past : self._past + new.shape[1]] = new
+            if old is not None:
+                target[:, self._past - old.shape[1] : self._past] = old
+        return batch
 
-    def _visible(self, past: int, window: int, device: torch.device) -> Tensor:
+    def _visible(self, device: torch.device) -> Tensor:
         """[streams, 1, longest, past + longest]: what each new row sees."""
         if self._mask is None:
-            longest = max(self.lengths)
-            at = torch.arange(longest, device=device)[:, None]
-            other = torch.arange(past + longest, device=device)[None] - past
-            near = (other <= at) & (other > at - window)
-            begin = torch.tensor(
-                [n - state.frames for state, n in zip(self.states, self.lengths, strict=True)], device=device
-            )
-            self._mask = (near[None] & (other[None] >= begin[:, None, None]))[:, None]
+            at = torch.arange(self._longest, device=device)[:, None]
+            other = torch.arange(self._past + self._longest, device=device)[None] - self._past
+            near = (other <= at) & (other > at - self.window)
+            begins = -torch.tensor(self._carried, device=device)[:, None, None]
+            self._mask = (near[None] & (other[None] >= begins))[:, None]
         return self._mask
-
-
-def _tail(rows: Tensor, count: int) -> Tensor:
-    return rows[:, :, rows.shape[2] - count :].clone()
 
 
 def _carried_window(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """A transformers attention function for a module with a sliding window. Raises StageError without one."""
-    streams, window = options.get("streams"), options.get("sliding_window")
-    if not isinstance(streams, _Windows) or not isinstance(window, int) or attention_mask is not None:
-        raise StageError(f"{type(module).__name__}: carried windows serve streams with a sliding window only")
-    result = streams.attend(module.layer_idx, window, (query, key, value), options.get("scaling"))
+    streams = options.get("streams")
+    if (
+        not isinstance(streams, _Windows)
+        or options.get("sliding_window") != streams.window
+        or attention_mask is not None
+    ):
+        raise StageError(f"{type(module).__name__}: carried windows serve streams with that sliding window only")
+    result = streams.attend(module.layer_idx, query, key, value, options.get("scaling"))
     return result.transpose(1, 2), None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from omnistage.config.model import StageContext
 from omnistage.errors import ConfigError, RequestError
-from omnistage.models.qwen3_omni.encoders import Encoders, Medium
+from omnistage.models.qwen3_omni.encoders import Encoded, Encoders, Medium
 from omnistage.models.qwen3_omni.handoff import PORT, Speech, SpokenTokens, TokenRoles, speech_of
 from omnistage.models.qwen3_omni.loading import ThinkerPart, load_part
 from omnistage.models.qwen3_omni.media import MediaSet
@@ -213,25 +214,31 @@ def _media_of(work: Work[ThinkerState]) -> list[Medium]:
     return [medium for medium in media if medium.start < work.stop and medium.stop > work.start]
 
 
-def _place_media(works: list[Work[ThinkerState]], embeds: Tensor) -> dict[str, Any]:
-    """Writes encoded media over the rows [N, hidden] of their placeholders; the arguments that add pictures again in
-    later layers (deepstack)."""
-    mask = torch.zeros(len(embeds), dtype=torch.bool, device=embeds.device)
-    levels: list[Tensor] = []
+def _seen_rows(works: list[Work[ThinkerState]]) -> Iterator[tuple[Encoded, Tensor, Tensor]]:
+    """Per medium that a step touches: its encoding, the rows of the flat batch it goes to, and which of its own rows
+    those are."""
     row = 0
     for work in works:
         for medium in _media_of(work):
             assert medium.encoded is not None
             inside = (medium.positions >= work.start) & (medium.positions < work.stop)
-            places = (medium.positions[inside] - work.start + row).to(embeds.device)
-            chosen = inside.to(embeds.device)
-            embeds[places] = medium.encoded.rows[chosen].to(embeds.dtype)
-            if medium.encoded.deep:
-                mask[places] = True
-                levels = levels or [torch.zeros_like(embeds) for _ in medium.encoded.deep]
-                for level, rows in zip(levels, medium.encoded.deep, strict=True):
-                    level[places] = rows[chosen].to(embeds.dtype)
+            yield medium.encoded, medium.positions[inside] - work.start + row, inside.nonzero()[:, 0]
         row += work.stop - work.start
+
+
+def _place_media(works: list[Work[ThinkerState]], embeds: Tensor) -> dict[str, Any]:
+    """Writes encoded media over the rows [N, hidden] of their placeholders; the arguments that add pictures again in
+    later layers (deepstack)."""
+    mask = torch.zeros(len(embeds), dtype=torch.bool, device=embeds.device)
+    levels: list[Tensor] = []
+    for encoded, places, chosen in _seen_rows(works):
+        places, chosen = places.to(embeds.device), chosen.to(embeds.device)
+        embeds[places] = encoded.rows[chosen].to(embeds.dtype)
+        mask[places] = bool(encoded.deep)
+        if encoded.deep and not levels:
+            levels = [torch.zeros_like(embeds) for _ in encoded.deep]
+        for level, rows in zip(levels, encoded.deep, strict=False):
+            level[places] = rows[chosen].to(embeds.dtype)
     if not levels:
         return {}
     return {"visual_pos_masks": mask[None], "deepstack_visual_embeds": [level[mask] for level in levels]}

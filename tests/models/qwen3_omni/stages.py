@@ -100,7 +100,12 @@ class Stages:
         chunks: tuple[int, int] = (1, 25),
         caching: bool = True,
     ) -> None:
-        fields = {"token_budget": budget, "block_size": block_size, "max_num_seqs": 16, "prefix_caching": caching}
+        fields: dict[str, Any] = {
+            "token_budget": budget,
+            "block_size": block_size,
+            "max_num_seqs": 16,
+            "prefix_caching": caching,
+        }
         self.config = config_of(models.config.model_path, **fields)
         thinker, talker, wave = (self.config.stages[name] for name in STAGES)
         self.thinker: AREngine[Any] = AREngine(TorchBackend(models.thinker, thinker, blocks=blocks[0]), thinker)
