@@ -36,7 +36,7 @@ _THINKER: dict[str, Any] = {
         "encoder_cache_mb": OptionSpec("int", 256, 0, 1 << 20, help="memory for encoded sounds and pictures, MiB"),
     },
     "sampling": {"temperature": 0.0},
-    "capabilities": frozenset({"text", "audio", "image", "video", "logprobs", "seed"}),
+    "capabilities": frozenset({"text", "audio", "image", "video", "logprobs", "seed", "int4"}),
 }
 THINKER = StageSpec(**_THINKER, outputs={"text": "text", "speech": "thinker_rows"})
 THINKER_ALONE = StageSpec(**_THINKER, outputs={"text": "text"})

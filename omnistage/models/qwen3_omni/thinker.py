@@ -18,6 +18,7 @@ from omnistage.models.qwen3_omni.encoders import Encoded, Encoders, Medium
 from omnistage.models.qwen3_omni.handoff import PORT, Speech, SpokenTokens, TokenRoles, speech_of
 from omnistage.models.qwen3_omni.loading import ThinkerPart, load_part
 from omnistage.models.qwen3_omni.media import MediaSet
+from omnistage.models.qwen3_omni.packed import pack_thinker
 from omnistage.models.qwen3_omni.processor import MediaProcessor
 from omnistage.models.qwen3_omni.prompt import ThinkerPrompt, media_prompt, text_prompt
 from omnistage.models.qwen3_omni.tensors import to_payload
@@ -58,6 +59,8 @@ class Thinker:
         self._thinker: Any = part.thinker
         model = self._thinker.model
         model.language_model.config._attn_implementation = attention_implementation(stage.attention_backend)
+        if stage.quantization == "int4":
+            pack_thinker(self._thinker)
         self._text: Any = model.language_model
         self._embed: Any = self._text.embed_tokens
         cache_bytes = int(context.stage.options["encoder_cache_mb"]) << 20
