@@ -28,7 +28,8 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     `modalities` None means every final output of the task. `sampling` is per stage name; the name "" stands for the
     stage whose text the client reads. `params` carries the model's
     own parameter names (spec of the model). `timeout` is seconds from admission. With `stream` False all events come
-    together at the end, which lets the request be replayed when a stage dies half-way.
+    together at the end, which lets the request be replayed when a stage dies half-way. `progress` asks for events of
+    modality "progress" (meta {"step", "steps"}) where the pipeline gives them.
     """
 
     id: str
@@ -43,6 +44,7 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     priority: int = 0
     timeout: float | None = None
     stream: bool = True
+    progress: bool = False
     params: dict[str, Any] = {}
 
 

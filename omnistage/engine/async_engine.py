@@ -132,7 +132,7 @@ class AsyncOmniEngine:
                 request=request,
                 plan=plan,
                 media=media,
-                edges=self._orchestrator.active_edges(plan),
+                edges=self._orchestrator.active_edges(plan, request.progress),
                 seed=request.seed if request.seed is not None else secrets.randbits(SEED_BITS),
                 timing=Timing(admitted=arrived),
             )

@@ -27,6 +27,7 @@ from omnistage.stages.base import StageRequest
 logger = logging.getLogger(__name__)
 
 MAX_REPLAYS = 2
+PROGRESS = "progress"
 
 
 class Orchestrator:
@@ -66,11 +67,11 @@ class Orchestrator:
 
     # -- a request begins
 
-    def active_edges(self, plan: RequestPlan) -> tuple[EdgeSpec, ...]:
-        """The edges of the graph that carry something in this request."""
+    def active_edges(self, plan: RequestPlan, progress: bool = False) -> tuple[EdgeSpec, ...]:
+        """The edges of the graph that carry something in this request, those of "progress" included if wanted."""
         stages = set(plan.stages)
         given = {item.port for item in plan.inputs}
-        wanted = set(plan.outputs)
+        wanted = set(plan.outputs) | ({PROGRESS} if progress else set())
 
         def active(edge: EdgeSpec) -> bool:
             source = edge.source_port in given if edge.source_stage == CLIENT else edge.source_stage in stages

@@ -86,6 +86,10 @@ def read_request(
     if unknown:
         raise RequestError(f"no modality {unknown[0]!r}; toydit gives {', '.join(_MODALITIES)}", param="modalities")
     params = dict(request.params)
+    size = params.pop("size", "auto")
+    if size != "auto":
+        width, _, height = str(size).partition("x")
+        params |= {"width": int(width), "height": int(height)}
     latents = ("latents",) if params.pop("return_latents", False) else ()
     return prompt, params, tuple(dict.fromkeys((*wanted, *latents)))
 

@@ -38,8 +38,9 @@ class HttpApp:
         state.pages = {name: read_page(name) for name in ("index.html", "docs.html")}
         state.pages["openapi.json"] = openapi_document(routes, state.version)
 
-    def close(self) -> None:
-        """Ends the media threads."""
+    async def close(self) -> None:
+        """Stops video jobs and ends the media threads."""
+        await self.state.videos.close()
         self.state.pool.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +98,7 @@ class HttpApp:
             await self._fail(exchange, internal_error())
 
     async def _handle(self, exchange: Exchange, route: Route) -> None:
-        if route.method == "GET":
+        if route.method != "POST":
             await route.handler(self.state, exchange)
             return
         state = self.state

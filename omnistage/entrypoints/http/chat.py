@@ -64,7 +64,8 @@ async def _job(state: ServerState, body: ChatRequest) -> ChatJob:
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     modalities = _modalities(state, body)
-    read = MessageReader(state).read(body.messages)
+    hears_videos = body.mm_processor_kwargs.get("use_audio_in_video") is True
+    read = MessageReader(state, hears_videos=hears_videos).read(body.messages)
     request = OmniRequest(
         id=new_id("chatcmpl-"),
         task="chat",
@@ -76,6 +77,7 @@ async def _job(state: ServerState, body: ChatRequest) -> ChatJob:
         priority=body.priority,
         timeout=body.timeout,
         stream=bool(body.stream),
+        params={"mm_processor_kwargs": body.mm_processor_kwargs} if body.mm_processor_kwargs else {},
     )
     audio_format = encoder_name(body.audio.format if body.audio else "wav") if "audio" in modalities else ""
     return ChatJob(

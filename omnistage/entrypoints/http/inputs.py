@@ -13,7 +13,7 @@ from omnistage.errors import ErrorCode, RequestError
 from omnistage.media.audio_decode import decode_audio
 from omnistage.media.data_url import decode_base64, decode_data_url
 from omnistage.media.image import decode_image
-from omnistage.media.video import decode_video
+from omnistage.media.video_payload import video_payload
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.sampling import sampling_params
@@ -40,13 +40,15 @@ _TEXT_STAGE_FIELDS = (
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """A media part still encoded: base64 (`is_url` False) or a data URL, and the field it came in."""
+    """A media part still encoded: base64 (`is_url` False) or a data URL, and the field it came in. `with_sound`: the
+    sound track of a video is wanted too."""
 
     key: str
     kind: MediaKind
     source: str
     is_url: bool
     param: str
+    with_sound: bool = False
 
 
 class EngineMessages(msgspec.Struct, frozen=True):
@@ -59,8 +61,9 @@ class EngineMessages(msgspec.Struct, frozen=True):
 class MessageReader:
     """Turns the messages of one request into the engine's; counts characters and media parts against the limits."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, *, hears_videos: bool = False) -> None:
         self._state = state
+        self._hears_videos = hears_videos
         self._chars = 0
         self._media = list[MediaItem]()
 
@@ -117,7 +120,8 @@ class MessageReader:
     def _media_part(self, kind: MediaKind, source: str, is_url: bool, param: str) -> dict[str, Any]:
         if len(self._media) >= MAX_MEDIA_PARTS:
             raise RequestError(f"{param}: more than {MAX_MEDIA_PARTS} media parts", param=param)
-        item = MediaItem(f"{kind}{len(self._media)}", kind, source, is_url, param)
+        heard = self._hears_videos and kind == "video"
+        item = MediaItem(f"{kind}{len(self._media)}", kind, source, is_url, param, heard)
         self._media.append(item)
         return {"type": kind, "media": item.key}
 
@@ -146,8 +150,7 @@ def _decode(item: MediaItem, limits: LimitsConfig, max_bytes: int) -> Multimodal
         return audio_payload(data, limits, item.param)
     if item.kind == "image":
         return MultimodalPayload.of(image=decode_image(data, limits.max_image_pixels, item.param))
-    video = decode_video(data, limits.max_video_frames, limits.max_image_pixels, item.param)
-    return MultimodalPayload.of({"fps": video.fps}, video=video.frames)
+    return video_payload(data, limits, item.param, with_sound=item.with_sound)
 
 
 def audio_payload(data: bytes, limits: LimitsConfig, param: str) -> MultimodalPayload:

@@ -20,10 +20,14 @@ MAX_HEADER_BYTES = 4096
 
 
 class Form(msgspec.Struct, frozen=True):
-    """`fields` holds texts, or lists of them for names that end in "[]" (the suffix is dropped)."""
+    """`fields` holds texts, or lists of them for names that end in "[]" (the suffix is dropped).
+
+    `files` holds the file parts that come once; `uploads` all of them, those of a name with "[]" in order.
+    """
 
     fields: dict[str, str | list[str]]
     files: dict[str, bytes]
+    uploads: dict[str, list[bytes]]
 
 
 class _Part(msgspec.Struct):
@@ -42,7 +46,7 @@ class FormReader:
         self._part = _Part()
         self._count = 0
         self.complete = False
-        self.form = Form({}, {})
+        self.form = Form({}, {}, {})
 
     def callbacks(self) -> MultipartCallbacks:
         return {
@@ -97,10 +101,17 @@ class FormReader:
             raise RequestError("a form part has no name", param="body")
         data = b"".join(part.data)
         if part.is_file:
-            self._once(part.name, part.name in self.form.files)
-            self.form.files[part.name] = data
+            self._file(part.name, data)
         else:
             self._field(part.name, _text(part.name, data))
+
+    def _file(self, name: str, data: bytes) -> None:
+        if name.endswith("[]"):
+            self.form.uploads.setdefault(name[:-2], []).append(data)
+            return
+        self._once(name, name in self.form.uploads)
+        self.form.uploads[name] = [data]
+        self.form.files[name] = data
 
     def _field(self, name: str, text: str) -> None:
         fields = self.form.fields

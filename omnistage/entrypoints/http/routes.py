@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from omnistage.entrypoints.http import answers, info, pages, schema
+from omnistage.entrypoints.http import answers, images, info, media_schema, pages, schema, videos
 from omnistage.entrypoints.http.asgi import Exchange
 from omnistage.entrypoints.http.chat import chat_completions
 from omnistage.entrypoints.http.completions import completions
@@ -25,7 +25,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     `body` and `answer` are the JSON shapes; `form` says that the body is multipart; `media_types` are other answers.
     """
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     handler: Handler
     scope: RightName
@@ -79,6 +79,58 @@ ROUTES: tuple[Route, ...] = (
         form=True,
         answer=answers.VerboseTranscription,
         media_types=("text/plain", "text/vtt", _EVENTS),
+    ),
+    Route(
+        method="POST",
+        path="/v1/images/generations",
+        handler=images.generations,
+        scope="infer",
+        body=media_schema.ImageRequest,
+        answer=media_schema.ImagesAnswer,
+        media_types=(_EVENTS,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/images/edits",
+        handler=images.edits,
+        scope="infer",
+        body=media_schema.ImageEditForm,
+        form=True,
+        answer=media_schema.ImagesAnswer,
+        media_types=(_EVENTS,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/videos",
+        handler=videos.create_video,
+        scope="infer",
+        body=media_schema.VideoRequest,
+        answer=media_schema.Video,
+    ),
+    Route(
+        method="POST",
+        path="/v1/videos/sync",
+        handler=videos.video_sync,
+        scope="infer",
+        body=media_schema.VideoRequest,
+        media_types=("video/mp4",),
+    ),
+    Route(
+        method="POST",
+        path="/v1/actions",
+        handler=videos.actions,
+        scope="infer",
+        body=media_schema.ActionRequest,
+        answer=media_schema.ActionAnswer,
+    ),
+    _get("/v1/videos", videos.list_videos, "infer", media_schema.VideoList),
+    _get("/v1/videos/{video_id}", videos.get_video, "infer", media_schema.Video, "video/mp4"),
+    Route(
+        method="DELETE",
+        path="/v1/videos/{video_id}",
+        handler=videos.delete_video,
+        scope="infer",
+        answer=media_schema.VideoDeleted,
     ),
     _get("/v1/audio/voices", voices, "infer", answers.VoiceList),
     _get("/v1/models", info.models, "infer", answers.ModelList),

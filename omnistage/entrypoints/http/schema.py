@@ -186,6 +186,7 @@ class ChatRequest(TextSampling, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_LIMIT)] | None = None
     response_format: ResponseFormat | None = None
+    mm_processor_kwargs: dict[str, Any] = {}
 
 
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS_LIMIT)]

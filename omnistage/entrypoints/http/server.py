@@ -80,7 +80,7 @@ class HttpServer:
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
-        self._app.close()
+        await self._app.close()
 
 
 class _Server(uvicorn.Server):

@@ -13,6 +13,7 @@ from omnistage.engine.client import EngineClient
 from omnistage.entrypoints.http.asgi import BodyBudget, DateHeader
 from omnistage.entrypoints.http.metrics import HttpMetrics
 from omnistage.entrypoints.http.transcripts import TranscriptStore
+from omnistage.entrypoints.http.video_jobs import VideoJobs
 from omnistage.errors import ErrorCode, RequestError
 from omnistage.media.audio_encode import PCM_RATE
 from omnistage.media.pool import MediaPool
@@ -47,6 +48,7 @@ class ServerState:
         self.max_body = limits.max_body_mb << 20
         self.budget = BodyBudget(self.max_body * options.bodies_in_flight)
         self.transcripts = TranscriptStore()
+        self.videos = VideoJobs(engine, self.pool)
         self.metrics = HttpMetrics()
         self.date = DateHeader()
         self.pages: dict[str, bytes] = {}

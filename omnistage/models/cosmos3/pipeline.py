@@ -79,6 +79,8 @@ def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: Omni
     """
     if config.variant == "answers":
         return plan_answer(request, media)
+    if request.task == "image":
+        request = as_image(request)
     reading = read_request(request, media)
     limits = Limits(config.limits.max_video_frames, config.limits.max_image_pixels)
     ask = resolve(reading.params, read_checkpoint(Path(config.model_path)), limits)

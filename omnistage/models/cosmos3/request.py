@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from omnistage.config.model import ClientInput
@@ -40,6 +41,13 @@ def read_request(request: OmniRequest, media: dict[str, MultimodalPayload]) -> R
     params["prompt"] = _prompt(request)
     params["media_shapes"] = {item.port: _array(item).shape for item in reader.inputs}
     return Reading(params, reader.inputs, latents is True)
+
+
+def as_image(request: OmniRequest) -> OmniRequest:
+    """A request for a picture: one frame. Raises RequestError when it asks for more."""
+    if request.params.get("num_frames", 1) != 1:
+        raise RequestError("a picture has num_frames 1", param="num_frames")
+    return msgspec.structs.replace(request, params=request.params | {"num_frames": 1})
 
 
 def outputs_of(request: OmniRequest, ask: Ask, latents: bool) -> tuple[str, ...]:
