@@ -14,7 +14,7 @@ from omnistage.errors import RequestError
 from omnistage.media.audio_decode import decode_audio
 from omnistage.media.data_url import decode_base64, decode_data_url
 from omnistage.media.image import decode_image
-from omnistage.media.video import decode_video
+from omnistage.media.video_payload import video_payload
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 
@@ -44,7 +44,9 @@ def parse_line(fields: Mapping[str, Any], limits: LimitsConfig, root: Path | Non
 
     Relative media paths are below `root` (the folder of the requests file; default: the current folder).
     """
-    reader = _MediaReader(limits, root or Path())
+    options = fields.get("mm_processor_kwargs")
+    hears_videos = isinstance(options, Mapping) and options.get("use_audio_in_video") is True
+    reader = _MediaReader(limits, root or Path(), hears_videos=hears_videos)
     known = {key: value for key, value in fields.items() if key in _FIELDS}
     params = {key: value for key, value in fields.items() if key not in _FIELDS}
     if isinstance(known.get("messages"), list):
@@ -74,7 +76,8 @@ def _path_of(message: str) -> str | None:
 
 
 class _MediaReader:
-    def __init__(self, limits: LimitsConfig, root: Path) -> None:
+    def __init__(self, limits: LimitsConfig, root: Path, *, hears_videos: bool = False) -> None:
+        self._hears_videos = hears_videos
         self._limits = limits
         self._root = root
         self.media: dict[str, MultimodalPayload] = {}
@@ -147,8 +150,7 @@ class _MediaReader:
             return MultimodalPayload.of({"sample_rate": audio.rate}, audio=audio.samples)
         if kind == "image":
             return MultimodalPayload.of(image=decode_image(data, limits.max_image_pixels, param))
-        video = decode_video(data, limits.max_video_frames, limits.max_image_pixels, param)
-        return MultimodalPayload.of({"fps": video.fps}, video=video.frames)
+        return video_payload(data, limits, param, with_sound=self._hears_videos)
 
 
 def _array_payload(kind: str, file: Path, param: str) -> MultimodalPayload:

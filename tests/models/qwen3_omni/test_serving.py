@@ -24,6 +24,7 @@ from omnistage.models.qwen3_omni import pipeline
 from omnistage.request import OmniRequest
 from omnistage.testing.faults import fault
 from tests.engines import running
+from tests.media.test_video_payload import film as filmed
 from tests.models.qwen3_omni.reference import ASKS, Reference, media
 from tests.servers import serving
 
@@ -194,6 +195,15 @@ def check_chat(address: str, sound: dict[str, Any], picture: dict[str, Any], ref
 
         silent = client.post("/v1/chat/completions", json=_chat(picture, {"type": "text", "text": "Say"}))
         assert silent.raise_for_status().json()["choices"][0]["message"].get("audio") is None
+
+        film = {"type": "video_url", "video_url": {"url": _data_url("video/mp4", filmed())}}
+        question = _chat(film, {"type": "text", "text": "Describe"})
+        counts = []
+        for heard in (False, True):
+            options = {"mm_processor_kwargs": {"use_audio_in_video": heard}}
+            watched = client.post("/v1/chat/completions", json=question | options).raise_for_status().json()
+            counts.append(watched["usage"]["prompt_tokens"])
+        assert counts[1] >= counts[0] + 13
 
         wrong = client.post("/v1/chat/completions", json=body | {"audio": {"voice": "robbie", "format": "wav"}})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "audio.voice")
