@@ -17,7 +17,7 @@ from omnistage.config.model import (
 from omnistage.models.cosmos3.answer_request import plan_answer
 from omnistage.models.cosmos3.ask import Limits, resolve
 from omnistage.models.cosmos3.checkpoint import read_checkpoint
-from omnistage.models.cosmos3.request import MEDIA_PORTS, OUTPUTS, outputs_of, read_request
+from omnistage.models.cosmos3.request import MEDIA_PORTS, OUTPUTS, as_image, outputs_of, read_request
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
