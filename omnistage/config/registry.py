@@ -14,6 +14,7 @@ PIPELINES: dict[str, str] = {
     "cosmos3": "omnistage.models.cosmos3.pipeline:PIPELINE",
     "minimax_h3": "omnistage.models.minimax_h3.pipeline:PIPELINE",
     "qwen3_omni": "omnistage.models.qwen3_omni.pipeline:PIPELINE",
+    "tiny-shapes": "omnistage.models.tiny_shapes.pipeline:PIPELINE",
     "echo3": "omnistage.testing.echo3:PIPELINE",
     "toydit": "omnistage.testing.toydit:PIPELINE",
     "ar2dit": "omnistage.testing.toydit:AR2DIT",

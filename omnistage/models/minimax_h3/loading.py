@@ -91,14 +91,16 @@ def _read(name: str, files: list[Path], rename: Callable[[str], str | None]) -> 
     weights: dict[str, Tensor] = {}
     for file in files:
         try:
-            with safe_open(str(file), framework="pt") as content:
-                for key in content.keys():  # noqa: SIM118 - not a mapping
-                    renamed = rename(key)
-                    if renamed is not None:
-                        weights[renamed] = content.get_tensor(key)
+            weights |= _selected(file, rename)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"minimax_h3: {name}/{file.name} cannot be read: {error}") from None
     return weights
+
+
+def _selected(file: Path, rename: Callable[[str], str | None]) -> dict[str, Tensor]:
+    with safe_open(str(file), framework="pt") as content:
+        names = {key: rename(key) for key in content.keys()}  # noqa: SIM118 - not a mapping
+        return {new: content.get_tensor(key) for key, new in names.items() if new is not None}
 
 
 def _fill(
