@@ -168,6 +168,7 @@ class AsyncOmniEngine:
     def _numbered(self, record: RequestRecord, event: ClientEvent, seqs: dict[str, int]) -> OmniRequestOutput:
         """`seq` counts what the client gets, whatever a replay has cut."""
         if event.output.finished:
+            record.timing.ended = asyncio.get_running_loop().time()
             metrics = self._metrics.request_metrics(record)
             if event.output.error is None:
                 self._metrics.observe_request(record.request.task, metrics)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +25,7 @@ from omnistage.testing.closed_form import (
     tokens_of,
     tone,
 )
+from omnistage.testing.knobs import pause
 
 _TALKER_EOS = CODEBOOK
 _MAX_LEN = 1 << 14
@@ -68,7 +68,7 @@ class EchoThinker:
         return True
 
     def execute(self, works: list[Work[ThinkerState]]) -> list[Sampled | None]:
-        time.sleep(self._delay_s)
+        pause(self._delay_s)
         return [self._next(work) if work.sample else None for work in works]
 
     def _next(self, work: Work[ThinkerState]) -> Sampled:
@@ -121,7 +121,7 @@ class EchoTalker:
         return seq.state.closed or seq.generated // CODES_PER_TOKEN < len(seq.state.tokens)
 
     def execute(self, works: list[Work[TalkerState]]) -> list[Sampled | None]:
-        time.sleep(self._delay_s)
+        pause(self._delay_s)
         return [self._next(work) if work.sample else None for work in works]
 
     def _next(self, work: Work[TalkerState]) -> Sampled:
@@ -180,7 +180,7 @@ class EchoWave:
         return self._chunk_frames if len(state.codes) >= self._chunk_frames else 0
 
     def run(self, states: list[WaveState]) -> list[list[Produced]]:
-        time.sleep(self._delay_s)
+        pause(self._delay_s)
         return [[self._advance(state)] for state in states]
 
     def _advance(self, state: WaveState) -> Produced:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Hashable
 
 import msgspec
@@ -16,6 +15,7 @@ from omnistage.errors import RequestError
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.model import PARTIAL_PORT, Capabilities, DiffusionModel, Preview, Produced
+from omnistage.testing.knobs import pause
 
 PATCH = 8
 MAX_SIDE = 1024
@@ -135,7 +135,7 @@ class ToyDiT:
         return state.params.num_inference_steps - state.step
 
     def denoise(self, states: list[ToyState]) -> None:
-        time.sleep(self._step_delay_s)
+        pause(self._step_delay_s)
         moved = [_moved(state) for state in states]
         for state, latents in zip(states, moved, strict=True):
             state.latents = latents
@@ -156,7 +156,7 @@ class ToyDiT:
         return (state.params.height, state.params.width)
 
     def decode(self, states: list[ToyState]) -> list[list[Produced]]:
-        time.sleep(self._decode_delay_s)
+        pause(self._decode_delay_s)
         produced = [_outputs(state) for state in states]
         for state in states:
             state.done = True
