@@ -1,4 +1,4 @@
-"""A random Qwen3-Omni checkpoint of about 170 M parameters, with the released model's codec rates and 16 codebooks."""
+"""A random Qwen3-Omni checkpoint of about 180 M parameters, with the released model's codec rates and 16 codebooks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from tests.models.qwen3_omni.tiny import config, scaled, tokenizer, write_processor
+from tests.models.qwen3_omni.tiny import SPECIAL, config, scaled, tokenizer, write_processor
 
-GROUPS, CODEBOOK, VOCAB = 16, 2048, 8192
+GROUPS, CODEBOOK, VOCAB = 16, 2048, 512
 THINKER, TALKER, WAVE = 512, 384, 512
 
 
@@ -55,6 +56,21 @@ def _text(width: int, *, layers: int, heads: int, experts: int) -> dict[str, Any
     }
 
 
+def vocoder_of_released_size() -> Any:
+    """Random weights in the shape of the released vocoder: 216 M parameters."""
+    config = bench_config().code2wav_config
+    for name, value in _RELEASED_VOCODER.items():
+        setattr(config, name, value)
+    torch.manual_seed(1)
+    return Qwen3OmniMoeCode2Wav._from_config(config).float().eval()
+
+
+_RELEASED_VOCODER = {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "num_hidden_layers": 8, "decoder_dim": 1536,
+}  # fmt: skip
+
+
 def write_checkpoint(folder: Path) -> int:
     """Writes the checkpoint; how many parameters it has."""
     made = tokenizer()
@@ -64,6 +80,9 @@ def write_checkpoint(folder: Path) -> int:
         for name, weight in model.named_parameters():
             shape = tuple(weight.shape)
             weight.copy_(scaled(name, shape, torch.randn(shape, generator=random)))
+        # Only ids that the tokenizer knows are said, so that text streams.
+        model.thinker.lm_head.weight[len(made) :] = 0
+        model.thinker.lm_head.weight[made.convert_tokens_to_ids(SPECIAL)] = 0
     model.generation_config.eos_token_id = made.convert_tokens_to_ids("<|im_end|>")
     model.generation_config.pad_token_id = made.convert_tokens_to_ids("<|endoftext|>")
     model.save_pretrained(folder)

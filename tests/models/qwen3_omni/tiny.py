@@ -212,7 +212,7 @@ def config(made: Qwen2Tokenizer) -> Qwen3OmniMoeConfig:
     )
 
 
-def _scaled(name: str, shape: tuple[int, ...], noise: torch.Tensor) -> torch.Tensor:
+def scaled(name: str, shape: tuple[int, ...], noise: torch.Tensor) -> torch.Tensor:
     """A weight from standard normal noise: scales that keep activations alive and choices clear-cut."""
     last = name.rsplit(".", 1)[-1]
     if last in ("alpha", "beta"):
@@ -242,7 +242,7 @@ def randomise(model: Any, made: Qwen2Tokenizer) -> None:
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             shape = tuple(weight.shape)
-            weight.copy_(_scaled(name, shape, noise(shape)))
+            weight.copy_(scaled(name, shape, noise(shape)))
         head, codec_head = model.thinker.lm_head.weight, model.talker.codec_head.weight
         head[len(made) :] = 0
         head[made.convert_tokens_to_ids(SPECIAL)] = 0
@@ -260,10 +260,10 @@ def write_checkpoint(folder: Path) -> None:
     model.generation_config.pad_token_id = made.convert_tokens_to_ids("<|endoftext|>")
     model.save_pretrained(folder)
     made.save_pretrained(folder)
-    _write_processor(folder)
+    write_processor(folder)
 
 
-def _write_processor(folder: Path) -> None:
+def write_processor(folder: Path) -> None:
     sounds = WhisperFeatureExtractor(
         feature_size=128, sampling_rate=16000, hop_length=160, n_fft=400, chunk_length=300, return_attention_mask=True
     )
