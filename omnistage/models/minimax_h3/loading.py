@@ -6,6 +6,7 @@ ConfigError that names the component. No component is ever fetched from a hub.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,11 @@ import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio, MiniMaxH3Transformer3DModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLModel
 from transformers.initialization import no_init_weights
 
 from omnistage.errors import ConfigError
-from omnistage.models.minimax_h3.checkpoint import Partition, component_config, read_json, weight_files
+from omnistage.models.minimax_h3.checkpoint import Partition, component_config, weight_files
 
-# The hidden state after this many layers conditions the transformer; the layers above are not loaded.
-TEXT_LAYERS = 50
 # Parts that stay float32 whatever the stage's dtype is (substrings of parameter names), as the checkpoint's are.
 _TRANSFORMER_FLOAT32 = ("proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope")
 _VAE_FLOAT32 = ("encoder", "quant_conv", "norm1", "norm2", "norm_out", "scale1", "scale2")
@@ -39,41 +37,9 @@ def load_vae(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
 def load_audio_vae(folder: Path, device: torch.device) -> Any:
     """The `AutoencoderKLMiniMaxH3Audio`, float32."""
-    return _load(AutoencoderKLMiniMaxH3Audio, folder, "audio_vae", torch.float32).to(device)
-
-
-def load_text_encoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """The first 50 layers of the Qwen3-VL conditioner, its final norm taken off: the last state is state 50."""
-    name = "text_encoder"
-    files = weight_files(folder, name)
-    read_json(folder / name / "config.json")
-    config = Qwen3VLConfig.from_pretrained(str(folder / name), local_files_only=True)
-    layers = config.text_config.num_hidden_layers
-    if layers <= TEXT_LAYERS:
-        raise ConfigError(f"minimax_h3: text_encoder has {layers} layers; more than {TEXT_LAYERS} are needed")
-    config.text_config.num_hidden_layers = TEXT_LAYERS
-    with no_init_weights():
-        model: Any = Qwen3VLModel(config)
-    _fill(model, name, _read(name, files, _conditioner_key), dtype)
-    model.language_model.norm = nn.Identity()
-    return model.to(device)
-
-
-def _conditioner_key(key: str) -> str | None:
-    """The name in a `Qwen3VLModel` of a weight of the whole model; None for the head and the layers not used."""
-    inner = key.removeprefix("model.")
-    parts = inner.split(".")
-    if parts[:2] == ["language_model", "layers"] and int(parts[2]) >= TEXT_LAYERS:
-        return None
-    return None if inner == key else inner
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The text encoder's tokenizer."""
-    try:
-        return AutoTokenizer.from_pretrained(str(folder / "tokenizer"), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"minimax_h3: component tokenizer cannot be loaded ({type(error).__name__})") from None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*weight_norm.*", category=FutureWarning)  # the library's own choice
+        return _load(AutoencoderKLMiniMaxH3Audio, folder, "audio_vae", torch.float32).to(device)
 
 
 def _load(kind: Any, folder: Path, name: str, dtype: torch.dtype, float32: tuple[str, ...] = ()) -> Any:
@@ -82,11 +48,11 @@ def _load(kind: Any, folder: Path, name: str, dtype: torch.dtype, float32: tuple
     # Parameters are replaced below; left uninitialised, their memory is never touched. Computed buffers are real.
     with no_init_weights():
         model = kind.from_config(config)
-    _fill(model, name, _read(name, files, lambda key: key), dtype, float32)
+    fill(model, name, read_weights(name, files, lambda key: key), dtype, float32)
     return model
 
 
-def _read(name: str, files: list[Path], rename: Callable[[str], str | None]) -> dict[str, Tensor]:
+def read_weights(name: str, files: list[Path], rename: Callable[[str], str | None]) -> dict[str, Tensor]:
     """The weights that `rename` has a name for, by that name."""
     weights: dict[str, Tensor] = {}
     for file in files:
@@ -103,9 +69,13 @@ def _selected(file: Path, rename: Callable[[str], str | None]) -> dict[str, Tens
         return {new: content.get_tensor(key) for key, new in names.items() if new is not None}
 
 
-def _fill(
+def fill(
     model: nn.Module, name: str, weights: dict[str, Tensor], dtype: torch.dtype, float32: tuple[str, ...] = ()
 ) -> None:
+    """Puts the weights into the module in the place of its own, those named in `float32` in that type.
+
+    Raises ConfigError when they do not fit.
+    """
     _check(name, weights, model.state_dict())
     cast = {key: _cast(tensor, torch.float32 if _is_in(key, float32) else dtype) for key, tensor in weights.items()}
     model.load_state_dict(cast, assign=True)

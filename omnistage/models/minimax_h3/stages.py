@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
-from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from omnistage.config.model import StageContext
-from omnistage.errors import ConfigError
 from omnistage.models.minimax_h3 import state as arithmetic
-from omnistage.models.minimax_h3.ask import resolve
+from omnistage.models.minimax_h3.ask import Ask, resolve
 from omnistage.models.minimax_h3.autoencoders import AudioCodec, VideoCodec
-from omnistage.models.minimax_h3.checkpoint import PARTITIONS, Checkpoint, Partition, read_checkpoint, weight_files
-from omnistage.models.minimax_h3.conditions import ConditionEncoder, read_conditions
+from omnistage.models.minimax_h3.checkpoint import Checkpoint, Partition, weight_files
+from omnistage.models.minimax_h3.conditions import Encoded, Media, read_conditions
 from omnistage.models.minimax_h3.decoding import (
     AUDIO,
     AUDIO_LATENTS,
@@ -26,9 +24,9 @@ from omnistage.models.minimax_h3.decoding import (
 )
 from omnistage.models.minimax_h3.denoiser import Denoiser
 from omnistage.models.minimax_h3.layout import rows_of, text_rows_guess
-from omnistage.models.minimax_h3.loading import load_audio_vae, load_transformer, load_vae
+from omnistage.models.minimax_h3.loading import load_transformer
 from omnistage.models.minimax_h3.schedule import sigmas
-from omnistage.models.minimax_h3.split_stages import DecoderStage, DecoderState, EncoderStage, EncoderState
+from omnistage.models.minimax_h3.serving import codecs, device_and_dtype, max_pixels, served_checkpoint
 from omnistage.models.minimax_h3.state import H3State
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
@@ -36,7 +34,6 @@ from omnistage.ops.packed_attention import choose_backend
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.model import Capabilities, DiffusionModel, Preview, Produced
-from omnistage.stages.generation.model import GenerationModel
 
 _OWN_PORTS = (VIDEO, AUDIO, LATENTS, AUDIO_LATENTS)
 
@@ -66,6 +63,12 @@ class Partitions:
         return self._loaded[name]
 
 
+class Encoder(Protocol):
+    """`ConditionEncoder`, which only the stage that owns one imports."""
+
+    def encode(self, asks: list[tuple[Ask, Media]]) -> list[Encoded]: ...
+
+
 class H3Diffusion:
     """`DiffusionModel` of the family. Without `encoder` the conditions come by the port "conditions"; without `codecs`
     the stage ends with latents."""
@@ -79,7 +82,7 @@ class H3Diffusion:
         *,
         device: torch.device,
         max_pixels: int,
-        encoder: ConditionEncoder | None = None,
+        encoder: Encoder | None = None,
         codecs: tuple[VideoCodec, AudioCodec] | None = None,
     ) -> None:
         self._checkpoint = checkpoint
@@ -201,16 +204,18 @@ def finished_port(port: str, chunks: list[MultimodalPayload]) -> list[Produced]:
 
 def whole(context: StageContext) -> DiffusionModel[H3State]:
     """All components in one stage."""
+    from omnistage.models.minimax_h3.encoding import ConditionEncoder
+
     checkpoint = served_checkpoint(context)
-    device, dtype = _device_and_dtype(context)
-    codecs = _codecs(checkpoint, device, dtype)
+    device, dtype = device_and_dtype(context)
+    both = codecs(checkpoint, device, dtype)
     return H3Diffusion(
         checkpoint,
         Partitions(context, checkpoint),
         device=device,
-        max_pixels=_max_pixels(context),
-        encoder=ConditionEncoder(checkpoint, dtype, device, *codecs),
-        codecs=codecs,
+        max_pixels=max_pixels(context),
+        encoder=ConditionEncoder(checkpoint, dtype, device, *both),
+        codecs=both,
     )
 
 
@@ -221,48 +226,5 @@ def middle(context: StageContext) -> DiffusionModel[H3State]:
         checkpoint,
         Partitions(context, checkpoint),
         device=choose_device(context.stage.device),
-        max_pixels=_max_pixels(context),
+        max_pixels=max_pixels(context),
     )
-
-
-def encoder(context: StageContext) -> GenerationModel[EncoderState]:
-    """Text encoder and autoencoders."""
-    checkpoint = served_checkpoint(context)
-    device, dtype = _device_and_dtype(context)
-    made = ConditionEncoder(checkpoint, dtype, device, *_codecs(checkpoint, device, dtype))
-    return EncoderStage(checkpoint, made, _max_pixels(context))
-
-
-def decoder(context: StageContext) -> GenerationModel[DecoderState]:
-    """The autoencoders only."""
-    checkpoint = served_checkpoint(context)
-    return DecoderStage(checkpoint, _codecs(checkpoint, *_device_and_dtype(context)), _max_pixels(context))
-
-
-def served_checkpoint(context: StageContext) -> Checkpoint:
-    """The checkpoint with the partitions that the diffusion stage serves. Raises ConfigError when there are none."""
-    checkpoint = read_checkpoint(Path(context.model_path))
-    wanted = context.config.stages["diffusion"].options["partition"]
-    if wanted in ("auto", "both"):
-        missing = [name for name in PARTITIONS if name not in checkpoint.partitions]
-        if wanted == "both" and missing:
-            raise ConfigError(f"stages.diffusion.partition: both, but the checkpoint has no {missing[0]}")
-        return checkpoint
-    partitions = tuple(name for name in checkpoint.partitions if name == wanted)
-    if not partitions:
-        raise ConfigError(f"stages.diffusion.partition: the checkpoint has no {wanted}")
-    return replace(checkpoint, partitions=partitions)
-
-
-def _max_pixels(context: StageContext) -> int:
-    return int(context.config.stages["diffusion"].options["max_pixels"])
-
-
-def _device_and_dtype(context: StageContext) -> tuple[torch.device, torch.dtype]:
-    device = choose_device(context.stage.device)
-    return device, choose_dtype(context.stage.dtype, device).dtype
-
-
-def _codecs(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[VideoCodec, AudioCodec]:
-    video = load_vae(checkpoint.folder, dtype, device)
-    return VideoCodec(video, device), AudioCodec(load_audio_vae(checkpoint.folder, device), device)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from omnistage.errors import ConfigError
+from omnistage.models.minimax_h3 import decoder_stage, encoder_stage
 from omnistage.models.minimax_h3.checkpoint import read_checkpoint, weight_files
-from omnistage.models.minimax_h3.stages import decoder, encoder, middle, whole
+from omnistage.models.minimax_h3.stages import middle, whole
 from tests.models.minimax_h3 import tiny
 from tests.models.minimax_h3.harness import context
 
@@ -95,9 +96,9 @@ def test_partition_that_the_checkpoint_lacks_is_refused(copy: Path) -> None:
 def test_each_split_stage_needs_the_files_of_its_own_components_only(copy: Path) -> None:
     split = {"variant": "split"}
     for name, own, build in (
-        ("encoder", {"text_encoder", "vae", "audio_vae"}, encoder),
+        ("encoder", {"text_encoder", "vae", "audio_vae"}, encoder_stage.create),
         ("diffusion", {"transformer", "transformer_ref"}, middle),
-        ("decoder", {"vae", "audio_vae"}, decoder),
+        ("decoder", {"vae", "audio_vae"}, decoder_stage.create),
     ):
         folder = copy.parent / name
         shutil.copytree(copy, folder)

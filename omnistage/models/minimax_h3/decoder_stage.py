@@ -1,4 +1,4 @@
-"""The encoder and the decoder of MiniMax-H3 as generation stages of their own."""
+"""Latents to pictures and sound, as a stage of its own."""
 
 from __future__ import annotations
 
@@ -7,71 +7,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from omnistage.models.minimax_h3.ask import Ask, resolve
+from omnistage.config.model import StageContext
+from omnistage.models.minimax_h3.ask import resolve
 from omnistage.models.minimax_h3.autoencoders import AudioCodec, VideoCodec
 from omnistage.models.minimax_h3.checkpoint import Checkpoint
-from omnistage.models.minimax_h3.conditions import ConditionEncoder, Media
-from omnistage.models.minimax_h3.decoding import (
-    AUDIO,
-    AUDIO_LATENTS,
-    LATENTS,
-    VIDEO,
-    decode_audio,
-    decode_video,
-)
+from omnistage.models.minimax_h3.decoding import AUDIO, AUDIO_LATENTS, LATENTS, VIDEO, decode_audio, decode_video
+from omnistage.models.minimax_h3.serving import codecs, device_and_dtype, max_pixels, served_checkpoint
 from omnistage.payload import MultimodalPayload
 from omnistage.request import StageMetrics
 from omnistage.stages.base import InputChunk, StageRequest
-from omnistage.stages.generation.model import Produced
+from omnistage.stages.generation.model import GenerationModel, Produced
 
 _SOURCES = {VIDEO: LATENTS, AUDIO: AUDIO_LATENTS}
-
-
-@dataclass
-class EncoderState:
-    ask: Ask
-    waiting: set[str]
-    media: Media = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    done: bool = False
-
-
-class EncoderStage:
-    """`GenerationModel`: media and prompt in, one payload of conditions out."""
-
-    def __init__(self, checkpoint: Checkpoint, encoder: ConditionEncoder, max_pixels: int) -> None:
-        self._checkpoint = checkpoint
-        self._encoder = encoder
-        self._max_pixels = max_pixels
-
-    def open(self, request: StageRequest) -> EncoderState:
-        return EncoderState(resolve(request.params, self._checkpoint, self._max_pixels), set(request.inputs))
-
-    def feed(self, state: EncoderState, chunk: InputChunk) -> None:
-        state.media |= {name: tensor.array.copy() for name, tensor in chunk.payload.tensors.items()}
-        if chunk.final:
-            state.waiting.discard(chunk.port)
-        chunk.payload.release()
-
-    def pending(self, state: EncoderState) -> int:
-        return 0 if state.waiting or state.done else 1
-
-    def run(self, states: list[EncoderState]) -> list[list[Produced]]:
-        encoded = self._encoder.encode([(state.ask, state.media) for state in states])
-        payloads = [made.conditions.payload() for made in encoded]
-        for state, made in zip(states, encoded, strict=True):
-            state.seconds = {"prompt_encode_s": made.prompt_s, "media_encode_s": made.media_s}
-            state.done = True
-        return [[Produced(port="conditions", payload=payload, final=True)] for payload in payloads]
-
-    def done(self, state: EncoderState) -> bool:
-        return state.done
-
-    def metrics(self, state: EncoderState) -> StageMetrics:
-        return StageMetrics(extra=dict(state.seconds))
-
-    def close(self, state: EncoderState) -> None:
-        state.media = {}
 
 
 @dataclass
@@ -141,3 +88,9 @@ def closed_port(port: str, chunks: list[MultimodalPayload]) -> list[Produced]:
     """The chunks of a port, the last of them final."""
     last = len(chunks) - 1
     return [Produced(port=port, payload=chunk, final=at == last) for at, chunk in enumerate(chunks)]
+
+
+def create(context: StageContext) -> GenerationModel[DecoderState]:
+    """Component factory of the stage `decoder`: the autoencoders only."""
+    checkpoint = served_checkpoint(context)
+    return DecoderStage(checkpoint, codecs(checkpoint, *device_and_dtype(context)), max_pixels(context))
