@@ -16,6 +16,7 @@ import numpy.typing as npt
 import soxr
 import torch
 from PIL import Image
+from tokenizers import Tokenizer
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, Qwen3OmniMoeProcessor
 from transformers.feature_extraction_utils import BatchFeature
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -116,15 +117,19 @@ class MediaProcessor:
     """Tokenizes prompts and makes features of media, by the files of a checkpoint folder."""
 
     def __init__(self, path: str, config: Any) -> None:
-        settings = read_json(Path(path) / "processor_config.json").get("video_processor") or {}
         self._processor = _Processor(
             image_processor=AutoImageProcessor.from_pretrained(path, backend="pil", local_files_only=True),
-            video_processor=NumpyVideoProcessor(**{key: settings[key] for key in _VIDEO_KEYS if key in settings}),
+            video_processor=NumpyVideoProcessor(**_video_settings(Path(path))),
             feature_extractor=AutoFeatureExtractor.from_pretrained(path, local_files_only=True),
             tokenizer=AutoTokenizer.from_pretrained(path, local_files_only=True),
         )
         self._position_rate = config.position_id_per_seconds
         self._n_window = config.audio_config.n_window
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        found: Tokenizer = self._processor.tokenizer.backend_tokenizer
+        return found
 
     def prepare(self, text: str, media: MediaSet, arrays: list[Array]) -> Prepared:
         """A prompt whose placeholders stand in the order of `media`. Raises RequestError."""
@@ -168,6 +173,15 @@ class MediaProcessor:
         if not len(resampled):
             raise RequestError("a sound is too short to be heard", param="messages")
         return resampled
+
+
+def _video_settings(folder: Path) -> dict[str, Any]:
+    """How the checkpoint cuts videos. What it says of pictures holds too, except for their size."""
+    pictures = read_json(folder / "preprocessor_config.json")
+    videos = read_json(folder / "processor_config.json").get("video_processor")
+    stated = videos or read_json(folder / "video_preprocessor_config.json")
+    settings = {key: value for key, value in pictures.items() if key != "size"} | stated
+    return {key: settings[key] for key in _VIDEO_KEYS if key in settings}
 
 
 def sampled_frames(frames: Array, rate: float, fps: float) -> Array:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from omnistage.config.model import StageContext
-from omnistage.errors import ConfigError, RequestError
+from omnistage.errors import RequestError
 from omnistage.models.qwen3_omni.encoders import Encoded, Encoders, Medium
 from omnistage.models.qwen3_omni.handoff import PORT, Speech, SpokenTokens, TokenRoles, speech_of
 from omnistage.models.qwen3_omni.loading import ThinkerPart, load_part
@@ -65,14 +65,15 @@ class Thinker:
         self._embed: Any = self._text.embed_tokens
         cache_bytes = int(context.stage.options["encoder_cache_mb"]) << 20
         self.encoders = Encoders(model.audio_tower, model.visual, cache_bytes)
-        self.tokenizer: Tokenizer = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
         self._processor = MediaProcessor(path, part.config.thinker_config)
+        self.tokenizer: Tokenizer = self._processor.tokenizer
         self._template = ChatTemplate.load(Path(path))
         self._roles = TokenRoles.of(part.config)
         self._speaks = PORT in context.spec.outputs
         self._accept = part.config.talker_config.accept_hidden_layer if self._speaks else -1
         self._captured: Tensor | None = None
-        self._shape = _shape(self._thinker.config.text_config, path, (device, dtype), handoff=self._speaks)
+        ends = eos_ids(Path(path)) or frozenset({part.config.im_end_token_id})
+        self._shape = _shape(self._thinker.config.text_config, ends, (device, dtype), handoff=self._speaks)
         if 0 < self._accept < self._shape.layers:
             self._text.layers[self._accept - 1].register_forward_hook(self._capture)
 
@@ -188,10 +189,7 @@ def create(context: StageContext) -> TorchBackend[ThinkerState]:
     return TorchBackend(Thinker(context), context.stage)
 
 
-def _shape(config: Any, path: str, place: tuple[torch.device, torch.dtype], *, handoff: bool) -> ModelShape:
-    ids = eos_ids(Path(path))
-    if not ids:
-        raise ConfigError("the checkpoint names no eos_token_id (generation_config.json)", param="model")
+def _shape(config: Any, ends: frozenset[int], place: tuple[torch.device, torch.dtype], *, handoff: bool) -> ModelShape:
     return ModelShape(
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,
@@ -200,7 +198,7 @@ def _shape(config: Any, path: str, place: tuple[torch.device, torch.dtype], *, h
         max_model_len=config.max_position_embeddings,
         dtype=place[1],
         device=place[0],
-        eos_token_ids=ids,
+        eos_token_ids=ends,
         handoff_width=config.hidden_size if handoff else 0,
     )
 

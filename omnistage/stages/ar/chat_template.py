@@ -28,10 +28,10 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
-        """The template of a checkpoint folder (`chat_template.jinja`, else in `tokenizer_config.json`); None if it
-        has none."""
+        """The template of a checkpoint folder (`chat_template.jinja`, else in `tokenizer_config.json` or
+        `chat_template.json`); None if it has none."""
         config = read_json(folder / "tokenizer_config.json")
-        source = config.get("chat_template")
+        source = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
         if isinstance(source, list):
             source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
         file = folder / "chat_template.jinja"

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
+from transformers import Qwen3OmniMoeConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from omnistage.models.qwen3_omni.processor import NumpyVideoProcessor, sampled_frames
+from omnistage.models.qwen3_omni.media import MediaItem, MediaSet
+from omnistage.models.qwen3_omni.processor import MediaProcessor, NumpyVideoProcessor, sampled_frames
+from omnistage.stages.ar.chat_template import ChatTemplate
+from tests.models.qwen3_omni.reference import HELLO
 from tests.models.qwen3_omni.tiny import PICTURES
 
 LIMITS = {"shortest_edge": 4 * 32 * 32, "longest_edge": 64 * 32 * 32}
@@ -50,3 +57,24 @@ def test_the_limits_of_a_call_apply_when_the_checkpoint_has_none() -> None:
 def test_frames_are_those_on_show_at_regular_times(count: int, rate: float, fps: float, expected: list[int]) -> None:
     frames = np.arange(count, dtype=np.uint8).reshape(count, 1, 1, 1)
     assert sampled_frames(frames, rate, fps).ravel().tolist() == expected
+
+
+@pytest.mark.slow
+def test_a_checkpoint_in_the_older_layout_is_read(checkpoint: Path, tmp_path: Path) -> None:
+    """Without tokenizer.json, processor_config.json and chat_template.jinja, as the first releases have it."""
+    model = json.loads((checkpoint / "tokenizer.json").read_text())["model"]
+    template = (checkpoint / "chat_template.jinja").read_text()
+    for name in ("preprocessor_config.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_text((checkpoint / name).read_text())
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    config = Qwen3OmniMoeConfig.from_pretrained(tmp_path).thinker_config
+    old, new = MediaProcessor(str(tmp_path), config), MediaProcessor(str(checkpoint), config)
+    text = "<|im_start|>user\nHello <|vision_start|><|video_pad|><|vision_end|>"
+    media, frames = MediaSet([MediaItem("video")], 1.0), np.zeros((4, 64, 96, 3), np.uint8)
+    # Without limits of its own the released model's apply: at least 128 merge units per frame.
+    assert len(old.prepare(text, media, [frames]).ids) > len(new.prepare(text, media, [frames]).ids)
+    assert old.tokenizer.encode(HELLO).ids == new.tokenizer.encode(HELLO).ids
+    assert ChatTemplate.load(tmp_path) is not None
