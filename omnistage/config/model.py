@@ -14,6 +14,7 @@ import msgspec
 from omnistage.faults import FaultSpec
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
+from omnistage.shared import SharedObjects
 
 StageKind = Literal["ar", "generation", "diffusion"]
 Objective = Literal["ttft", "ttfp", "e2el", "throughput"]
@@ -209,10 +210,11 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a component factory gets in the process that owns its stage."""
+    """What a component factory gets in the process that owns its stage. `shared` is one for all stages of a process."""
 
     config: OmniConfig
     stage: StageConfig
     spec: StageSpec
     model_path: str
     replica: int = 0
+    shared: SharedObjects = msgspec.field(default_factory=SharedObjects)

@@ -9,18 +9,20 @@ from collections.abc import Callable
 from omnistage.connectors.base import encode_header
 from omnistage.messages import Chunk, ChunkKey
 from omnistage.payload import MultimodalPayload, PayloadHeader
+from omnistage.shared import SharedObjects
 
 _EMPTY_HEADER = encode_header(PayloadHeader((), {}, 0))
 
 
 class LocalStore:
-    """What the stages of one process share: the payloads they hold for each other. Thread-safe.
+    """What the stages of one process share: the payloads they hold for each other, and `objects`. Thread-safe.
 
     `building` is held while a stage builds its engine: the loaders of model libraries are not made for two threads.
     """
 
     def __init__(self) -> None:
         self.building = threading.Lock()
+        self.objects = SharedObjects()
         self._lock = threading.Lock()
         self._payloads: dict[ChunkKey, MultimodalPayload] = {}
 

@@ -57,6 +57,7 @@ def _serve(
         spec=next(s for s in pipeline.variants[config.variant].stages if s.name == plan.replica.stage),
         model_path=config.model_path,
         replica=plan.replica.index,
+        shared=store.objects,
     )
     with store.building:
         engine = build_engine(context, waker.wake)
