@@ -20,7 +20,7 @@ from transformers.initialization import no_init_weights
 from omnistage.errors import ConfigError
 from omnistage.models.minimax_h3.checkpoint import Partition, component_config, weight_files
 
-# Parts that stay float32 whatever the stage's dtype is (substrings of parameter names), as the checkpoint's are.
+# Parts that stay float32 whatever the stage's dtype is (modules by name), as the checkpoint's are.
 _TRANSFORMER_FLOAT32 = ("proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope")
 _VAE_FLOAT32 = ("encoder", "quant_conv", "norm1", "norm2", "norm_out", "scale1", "scale2")
 
@@ -83,7 +83,7 @@ def fill(
 
 
 def _is_in(key: str, parts: tuple[str, ...]) -> bool:
-    return any(part in key for part in parts)
+    return not set(key.split(".")).isdisjoint(parts)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -139,3 +139,24 @@ async def test_request_without_seed_reports_the_one_it_drew(checkpoint: Path) ->
         last = [event async for event in engine.generate(request, media)][-1]
         assert isinstance(request, OmniRequest)
     assert last.seed is not None
+
+
+@pytest.mark.parametrize("variant", ["default", "split"])
+async def test_half_precision_stays_near_the_reference(
+    checkpoint: Path, outcomes: dict[str, Outcome], variant: str
+) -> None:
+    overrides = {"placement": "inline", "dtype": "bfloat16", "variant": variant}
+    async with running(str(checkpoint), overrides) as engine:
+        for name in ("both", "mixed"):
+            result = await answer(engine, name, list(ASKS).index(name), ASKS[name])
+            assert result.error is None
+            assert np.abs(result.tensors["latents"] - outcomes[name].latents).max() < 0.2
+            assert np.abs(result.tensors["audio"] - outcomes[name].audio).max() < 0.2
+
+
+async def test_picture_of_several_tiles_equals_the_reference(checkpoint: Path, reference: Reference) -> None:
+    """The video autoencoder works in tiles of 256 pixels."""
+    ask = {"prompt": "wide", "height": 64, "width": 288, "num_inference_steps": 2, "image": tiny.picture(1, 64, 200)}
+    right = reference.run(6, **ask)
+    async with running(str(checkpoint), FP32) as engine:
+        assert_equals_reference(await answer(engine, "a", 6, ask), right)
