@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,7 @@ MAX_REFERENCES = 12
 MIN_REFERENCE_FRAMES = 13
 # These tokens stand for media rows; a prompt that spells them would claim rows that no medium has.
 IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
+_SIZE = re.compile(r"(?P<width>[1-9][0-9]{0,4})x(?P<height>[1-9][0-9]{0,4})")
 KEYFRAMES: tuple[tuple[str, Anchor], ...] = (("image", "first"), ("last_image", "last"))
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
@@ -183,14 +185,19 @@ def _given_size(params: H3Params) -> tuple[int | None, int | None]:
     if params.size not in (None, "auto"):
         if params.height is not None or params.width is not None:
             raise RequestError("give size or height and width, not both", param="size")
-        wide, by, high = str(params.size).partition("x")
-        if not (by and wide.isdecimal() and high.isdecimal() and len(wide) <= 5 and len(high) <= 5):
-            raise RequestError(f"size {params.size!r} is not WIDTHxHEIGHT", param="size")
-        return int(high) or 1, int(wide) or 1
+        return parse_size(str(params.size))
     if (params.height is None) != (params.width is None):
         missing = "height" if params.height is None else "width"
         raise RequestError("height and width must be given together, or neither", param=missing)
     return params.height, params.width
+
+
+def parse_size(size: str) -> tuple[int, int]:
+    """(height, width) of "WIDTHxHEIGHT". Raises RequestError."""
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise RequestError(f"size {size[:40]!r} is not WIDTHxHEIGHT", param="size")
+    return int(match["height"]), int(match["width"])
 
 
 def _canvas(params: H3Params, checkpoint: Checkpoint) -> tuple[int, int]:

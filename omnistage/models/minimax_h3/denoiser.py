@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -128,14 +129,7 @@ class Denoiser:
     @torch.inference_mode()
     def velocities(self, documents: Sequence[Document]) -> list[Velocity]:
         """One call of the transformer."""
-        lengths = [document.layout.rows for document in documents]
-        self._attention.lengths = lengths
-        starts = [sum(lengths[:index]) for index in range(len(lengths))]
-        layouts = [document.layout for document in documents]
-        texts = [
-            torch.arange(start, start + layout.text_rows, device=self._device)
-            for start, layout in zip(starts, layouts, strict=True)
-        ]
+        self._attention.lengths = [document.layout.rows for document in documents]
         times, time_rows = _times(documents, self._device)
         video, audio = self._transformer(
             hidden_states=torch.cat([document.video for document in documents])[None],
@@ -143,16 +137,30 @@ class Denoiser:
             encoder_hidden_states=torch.cat([document.text for document in documents])[None],
             timestep=times,
             timestep_indices=time_rows,
-            token_tags=torch.cat([layout.tags for layout in layouts]),
-            position_ids=torch.cat([layout.positions for layout in layouts]),
-            video_indices=torch.cat([layout.video + start for start, layout in zip(starts, layouts, strict=True)]),
-            audio_indices=torch.cat([layout.audio + start for start, layout in zip(starts, layouts, strict=True)]),
-            text_indices=torch.cat(texts),
+            **_packed([document.layout for document in documents]),
             return_dict=False,
         )
         videos = video[0].float().split([len(document.video) for document in documents])
         audios = audio[0].float().split([len(document.audio) for document in documents])
         return [Velocity(*pair) for pair in zip(videos, audios, strict=True)]
+
+
+def _packed(layouts: Sequence[PackedLayout]) -> dict[str, Tensor]:
+    """The layouts as one, by the transformer's own names."""
+    text = [torch.arange(layout.text_rows, device=layout.tags.device) for layout in layouts]
+    return {
+        "token_tags": torch.cat([layout.tags for layout in layouts]),
+        "position_ids": torch.cat([layout.positions for layout in layouts]),
+        "video_indices": _shifted([layout.video for layout in layouts], layouts),
+        "audio_indices": _shifted([layout.audio for layout in layouts], layouts),
+        "text_indices": _shifted(text, layouts),
+    }
+
+
+def _shifted(rows: Sequence[Tensor], layouts: Sequence[PackedLayout]) -> Tensor:
+    """Row numbers of each document as row numbers of the call."""
+    starts = accumulate((layout.rows for layout in layouts[:-1]), initial=0)
+    return torch.cat([part + start for part, start in zip(rows, starts, strict=True)])
 
 
 def _times(documents: Sequence[Document], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from omnistage.config.model import (
 )
 from omnistage.errors import RequestError
 from omnistage.models.minimax_h3.ask import KEYFRAMES, TASKS
+from omnistage.models.minimax_h3.geometry import FPS
 from omnistage.payload import MultimodalPayload, Tensor
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
@@ -28,6 +29,12 @@ _MEDIA = ("video", "audio")
 _LATENTS = ("latents", "audio_latents")
 _PROGRESS = "progress"
 _MAX_ROWS = 1 << 16
+_AXES = {"image": 3, "video": 4, "audio": 2}
+_REFERENCE_KEYS = {
+    "image": {"image"},
+    "video": {"video", "fps", "audio", "sample_rate"},
+    "audio": {"audio", "sample_rate"},
+}
 
 _OPTIONS = {
     "max_pixels": OptionSpec("int", 1 << 22, 1, help="most pixels of a frame that a request may ask for"),
@@ -188,41 +195,50 @@ class _MediaBox:
         ]
 
     def _put(self, role: str, item: Any, kind: str, param: str) -> tuple[Tensor, dict[str, Any]]:
+        """The medium that `item` ({"media": key}) names, now in the role, and its metadata."""
         key = item.get("media") if isinstance(item, dict) and set(item) == {"media"} else None
         if not isinstance(key, str) or key not in self._media:
             raise RequestError(f"{param}: the {kind} is not among the request's media", param=param)
-        payload = self._media[key]
         self._left.discard(key)
-        # A client may hold latents under any one name.
-        held = payload.tensors.get(kind) or (
-            next(iter(payload.tensors.values())) if kind in _LATENTS and len(payload.tensors) == 1 else None
-        )
+        held = _tensor_of(self._media[key], kind)
         if held is None:
             raise RequestError(f"{param}: {key} is no {kind}", param=param)
-        if kind in ("image", "video") and held.array.ndim == (4 if kind == "image" else 5) and held.shape[0] == 1:
-            held = Tensor(held.dtype, held.array[0])
         _check_medium(held, kind, param)
         self._tensors[role] = held
-        return held, payload.meta
+        return held, self._media[key].meta
 
     def _reference(self, index: int, item: Any) -> dict[str, Any]:
-        if not isinstance(item, dict):
-            raise RequestError("each reference is a mapping with image, video or audio", param="references")
-        kind = "image" if "image" in item else "video" if "video" in item else "audio"
-        allowed = {"image": {"image"}, "video": {"video", "fps", "audio", "sample_rate"}}
-        extra = sorted(item.keys() - allowed.get(kind, {"audio", "sample_rate"}))
-        if extra or kind not in item:
-            raise RequestError(f"a reference with {', '.join(sorted(item))} is none", param="references")
+        kind = _reference_kind(item)
         tensor, meta = self._put(f"reference.{index}", item[kind], kind, "references")
         found: dict[str, Any] = {"kind": kind, "shape": tensor.shape}
         if kind == "video":
-            found |= {"fps": item.get("fps") or meta.get("fps") or 24.0}
-        if kind == "video" and item.get("audio") is not None:
-            tensor, meta = self._put(f"reference.{index}.sound", item["audio"], "audio", "references")
-            found["sound"] = tensor.shape
+            found["fps"] = item.get("fps") or meta.get("fps") or float(FPS)
+            if item.get("audio") is not None:
+                tensor, meta = self._put(f"reference.{index}.sound", item["audio"], "audio", "references")
+                found["sound"] = tensor.shape
         if kind != "image":
             found["sample_rate"] = item.get("sample_rate") or meta.get("sample_rate")
         return found
+
+
+def _reference_kind(item: Any) -> str:
+    """What a reference is: {"image"}, {"video", "fps", "audio", "sample_rate"} or {"audio", "sample_rate"}."""
+    if not isinstance(item, dict):
+        raise RequestError("each reference is a mapping with image, video or audio", param="references")
+    for kind, allowed in _REFERENCE_KEYS.items():
+        if kind in item and item.keys() <= allowed:
+            return kind
+    raise RequestError(f"a reference cannot have {', '.join(sorted(item))} together", param="references")
+
+
+def _tensor_of(payload: MultimodalPayload, kind: str) -> Tensor | None:
+    """A picture or clip may have a leading axis of one; latents may be held under any one name."""
+    held = payload.tensors.get(kind)
+    if kind in _LATENTS:
+        return held or (next(iter(payload.tensors.values())) if len(payload.tensors) == 1 else None)
+    if held is not None and len(held.shape) == _AXES[kind] + 1 and held.shape[0] == 1:
+        return Tensor(held.dtype, held.array[0])
+    return held
 
 
 def _check_medium(tensor: Tensor, kind: str, param: str) -> None:

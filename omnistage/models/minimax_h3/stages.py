@@ -28,8 +28,6 @@ from omnistage.models.minimax_h3.loading import load_transformer
 from omnistage.models.minimax_h3.schedule import sigmas
 from omnistage.models.minimax_h3.serving import codecs, device_and_dtype, max_pixels, served_checkpoint
 from omnistage.models.minimax_h3.state import H3State
-from omnistage.ops.device import choose_device
-from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.packed_attention import choose_backend
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
@@ -41,13 +39,11 @@ _OWN_PORTS = (VIDEO, AUDIO, LATENTS, AUDIO_LATENTS)
 class Partitions:
     """The transformers of a stage, each loaded at its first use unless all are wanted from the start."""
 
-    def __init__(self, context: StageContext, checkpoint: Checkpoint) -> None:
+    def __init__(self, context: StageContext, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._folder = checkpoint.folder
-        self._device = choose_device(context.stage.device)
-        self._dtype = choose_dtype(context.stage.dtype, self._device).dtype
-        self._backend = choose_backend(
-            context.stage.attention_backend, self._device, self._dtype, stage=context.stage.name
-        )
+        self._device = device
+        self._dtype = dtype
+        self._backend = choose_backend(context.stage.attention_backend, device, dtype, stage=context.stage.name)
         self._loaded: dict[Partition, Denoiser] = {}
         for name in checkpoint.partitions:
             weight_files(checkpoint.folder, name)
@@ -211,7 +207,7 @@ def whole(context: StageContext) -> DiffusionModel[H3State]:
     both = codecs(checkpoint, device, dtype)
     return H3Diffusion(
         checkpoint,
-        Partitions(context, checkpoint),
+        Partitions(context, checkpoint, device, dtype),
         device=device,
         max_pixels=max_pixels(context),
         encoder=ConditionEncoder(checkpoint, dtype, device, *both),
@@ -222,9 +218,10 @@ def whole(context: StageContext) -> DiffusionModel[H3State]:
 def middle(context: StageContext) -> DiffusionModel[H3State]:
     """The transformers only."""
     checkpoint = served_checkpoint(context)
+    device, dtype = device_and_dtype(context)
     return H3Diffusion(
         checkpoint,
-        Partitions(context, checkpoint),
-        device=choose_device(context.stage.device),
+        Partitions(context, checkpoint, device, dtype),
+        device=device,
         max_pixels=max_pixels(context),
     )

@@ -64,7 +64,7 @@ def test_size_may_be_written_as_one_word() -> None:
         ({"height": 4096, "width": 4096}, "height"),
         ({"size": "640"}, "size"),
         ({"size": "640x320", "width": 640, "height": 320}, "size"),
-        ({"size": "0x320"}, "width"),
+        ({"size": "0x320"}, "size"),
         ({"num_frames": 107}, "num_frames"),
         ({"num_frames": 346}, "num_frames"),
         ({"num_frames": 0}, "num_frames"),
