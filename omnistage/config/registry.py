@@ -12,6 +12,7 @@ PIPELINES: dict[str, str] = {
     "smol-speech": "omnistage.models.smol_speech.pipeline:PIPELINE",
     "causal-lm": "omnistage.models.causal_lm.pipeline:PIPELINE",
     "cosmos3": "omnistage.models.cosmos3.pipeline:PIPELINE",
+    "hunyuan_image3": "omnistage.models.hunyuan_image3.pipeline:PIPELINE",
     "minimax_h3": "omnistage.models.minimax_h3.pipeline:PIPELINE",
     "qwen3_omni": "omnistage.models.qwen3_omni.pipeline:PIPELINE",
     "tiny-shapes": "omnistage.models.tiny_shapes.pipeline:PIPELINE",

@@ -37,6 +37,17 @@ class KeysValues(NamedTuple):
         return KeysValues(self.keys[:, :, :stop], self.values[:, :, :stop])
 
 
+def cut_pieces(pieces: Sequence[KeysValues], stop: int) -> tuple[KeysValues, ...]:
+    """The pieces of the first `stop` rows."""
+    cut: list[KeysValues] = []
+    for piece in pieces:
+        if stop <= 0:
+            break
+        cut.append(piece if piece.rows <= stop else piece.cut(stop))
+        stop -= piece.rows
+    return tuple(cut)
+
+
 class Segment(NamedTuple):
     """New rows `start..stop` of a document, counted from its first new row."""
 

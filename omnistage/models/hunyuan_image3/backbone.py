@@ -48,6 +48,7 @@ class TextHead(nn.Module):
 
 
 def library_config(checkpoint: Checkpoint) -> Any:
+    """The configuration of the library's layers."""
     config = HunYuanMoEV1Config(
         vocab_size=checkpoint.vocab,
         hidden_size=checkpoint.hidden,
@@ -65,6 +66,7 @@ def library_config(checkpoint: Checkpoint) -> Any:
         moe_topk=list(checkpoint.top_k),
     )
     config._attn_implementation = IMPLEMENTATION
+    config._experts_implementation = "eager"
     return config
 
 

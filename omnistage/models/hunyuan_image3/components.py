@@ -1,4 +1,4 @@
-"""The parts of a checkpoint that stages are made of, each loaded when asked for and shared by the stages of a process."""
+"""The parts of a checkpoint, each loaded when a stage asks for it and shared by the stages of a process."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ class Components:
     @property
     def rotary(self) -> Rotary:
         return Rotary(self.checkpoint.head_dim, self.checkpoint.theta, self.device)
+
+    def half_precision(self) -> torch.autocast:
+        """The autoencoder's arithmetic: float16 over float32 weights on an accelerator, unless float32 is asked for."""
+        enabled = self.device.type != "cpu" and self.dtype != torch.float32
+        return torch.autocast(self.device.type, torch.float16, enabled=enabled)
 
     def backbone(self) -> Backbone:
         return self._get("backbone", lambda: Backbone(self.checkpoint), lambda m: backbone_slots(m, self.checkpoint))

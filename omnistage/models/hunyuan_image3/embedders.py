@@ -40,7 +40,7 @@ class TimeEmbedder(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """skip(x) + conv(silu(norm(conv(silu(norm(x)))) * (1 + scale) + shift)), scale and shift from the time embedding."""
+    """skip(x) + conv(silu(norm(conv(silu(norm(x)))) * (1 + scale) + shift)); scale and shift come from the time."""
 
     def __init__(self, channels: int, out: int, hidden: int) -> None:
         super().__init__()

@@ -10,15 +10,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import Siglip2VisionConfig, Siglip2VisionModel
-from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import (
+    Siglip2ImageProcessorPil,
+    get_image_size_for_max_num_patches,
+)
 
 from omnistage.models.hunyuan_image3.checkpoint import Checkpoint
 from omnistage.payload import Array
 
-_PROCESSOR_KEYS = ("do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "max_num_patches", "patch_size",
-    "resample", "rescale_factor")  # fmt: skip
-_TOWER_KEYS = ("attention_dropout", "hidden_act", "hidden_size", "intermediate_size", "layer_norm_eps",
-    "num_attention_heads", "num_channels", "num_hidden_layers", "num_patches", "patch_size")  # fmt: skip
+_PROCESSOR_KEYS = (
+    "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "max_num_patches", "patch_size", "resample",
+    "rescale_factor",
+)  # fmt: skip
+_TOWER_KEYS = (
+    "attention_dropout", "hidden_act", "hidden_size", "intermediate_size", "layer_norm_eps", "num_attention_heads",
+    "num_channels", "num_hidden_layers", "num_patches", "patch_size",
+)  # fmt: skip
 
 
 class Patches(NamedTuple):
@@ -34,6 +41,12 @@ class PatchCutter:
     def __init__(self, checkpoint: Checkpoint) -> None:
         given = checkpoint.vit_processor
         self._processor = Siglip2ImageProcessorPil(**{key: given[key] for key in _PROCESSOR_KEYS if key in given})
+        self._patch, self._most = checkpoint.vit_patch, checkpoint.vit_tokens
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """The grid of patches of a picture of that size in pixels."""
+        tall, wide = get_image_size_for_max_num_patches(height, width, self._patch, self._most)
+        return tall // self._patch, wide // self._patch
 
     def __call__(self, picture: Array) -> Patches:
         """Patches of uint8 [H, W, 3]."""
