@@ -114,8 +114,6 @@ def _sampling(ask: Ask, checkpoint: Checkpoint, config: OmniConfig) -> dict[str,
     sampling = {key: value for key, value in checkpoint.defaults.sampling.items() if key not in settled}
     if ask.task != "answer":
         sampling["ignore_eos"] = True
-    if ask.task == "ratio":
-        sampling["max_tokens"] = 1
     return sampling
 
 
