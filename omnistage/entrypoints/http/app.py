@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import logging
 
+import msgspec
+
 from omnistage.config.model import LimitsConfig
-from omnistage.engine.client import EngineClient
+from omnistage.engine.client import EngineClient, EngineControl
+from omnistage.entrypoints.http.access import KeyRing
 from omnistage.entrypoints.http.asgi import (
     JSON,
     ClientDisconnected,
@@ -20,9 +23,9 @@ from omnistage.entrypoints.http.asgi import (
 from omnistage.entrypoints.http.errors import error_body, internal_error, send_error
 from omnistage.entrypoints.http.openapi import openapi_document
 from omnistage.entrypoints.http.pages import read_page
-from omnistage.entrypoints.http.routes import ROUTES, Route, RouteTable
+from omnistage.entrypoints.http.routes import ROUTES, Route, RouteRight, RouteTable
 from omnistage.entrypoints.http.state import HttpOptions, ServerState, new_id
-from omnistage.errors import HTTP_STATUS, ErrorCode, ErrorInfo, OmniError
+from omnistage.errors import HTTP_STATUS, ErrorCode, ErrorInfo, OmniError, RequestError
 
 logger = logging.getLogger("omnistage.http")
 LINGER_S = 2.0
@@ -30,17 +33,23 @@ FAREWELL_S = 1.0
 
 
 class HttpApp:
-    """An ASGI application over a running engine. Call `close()` when it serves no more."""
+    """An ASGI application over a running engine. Call `close()` when it serves no more.
 
-    def __init__(self, state: ServerState, routes: tuple[Route, ...] = ROUTES) -> None:
+    With `keys` everything but the routes that are open needs one; without, everything but the admin routes is open.
+    """
+
+    def __init__(self, state: ServerState, routes: tuple[Route, ...] = ROUTES, keys: KeyRing | None = None) -> None:
         self.state = state
+        self._keys = keys
         self._table = RouteTable(routes)
         state.pages = {name: read_page(name) for name in ("index.html", "docs.html")}
         state.pages["openapi.json"] = openapi_document(routes, state.version)
+        self._owned = {key.digest: state.owned_by(key.salt) for key in keys.keys} if keys is not None else {}
 
     async def close(self) -> None:
         """Stops video jobs and ends the media threads."""
-        await self.state.videos.close()
+        for state in (self.state, *self._owned.values()):
+            await state.videos.close()
         self.state.pool.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,19 +68,42 @@ class HttpApp:
             if message["type"] == "lifespan.shutdown":
                 return
 
+    def admit(self, scope: Scope, right: RouteRight) -> ServerState:
+        """The server as the caller may see it. Raises RequestError (401, 403) when it may not."""
+        if right == "open":
+            return self.state
+        if self._keys is not None:
+            return self._owned[self._keys.admit(scope, right).digest]
+        if right == "admin":
+            raise RequestError("admin routes need a server with API keys (--api-keys)", code=ErrorCode.FORBIDDEN)
+        return self.state
+
     async def _http(self, exchange: Exchange) -> None:
-        found = self._table.find(exchange.path)
-        if found is None:
-            await send_error(exchange, ErrorInfo(ErrorCode.NOT_FOUND, "there is no such route"))
-            return
-        methods, exchange.path_tail = found
+        methods, exchange.path_tail = self._table.find(exchange.path) or ({}, "")
         route = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
-        if route is None:
-            await self._wrong_method(exchange, sorted(methods))
+        try:
+            state = self.admit(exchange.scope, route.scope if route is not None else "infer")
+        except RequestError as error:
+            await self._turn_away(exchange, error.info, route)
             return
+        if not methods:
+            await send_error(exchange, ErrorInfo(ErrorCode.NOT_FOUND, "there is no such route"))
+        elif route is None:
+            await self._wrong_method(exchange, sorted(methods))
+        else:
+            await self._run(exchange, route, state)
+
+    async def _turn_away(self, exchange: Exchange, info: ErrorInfo, route: Route | None) -> None:
         self.state.metrics.started()
         try:
-            await self._supervise(exchange, route)
+            await self._refuse(exchange, info)
+        finally:
+            self.state.metrics.finished(route.path if route is not None else "", exchange.status)
+
+    async def _run(self, exchange: Exchange, route: Route, state: ServerState) -> None:
+        self.state.metrics.started()
+        try:
+            await self._supervise(exchange, route, state)
         finally:
             self.state.budget.give_back(exchange.held)
             self.state.metrics.finished(route.path, 0 if exchange.disconnected else exchange.status)
@@ -81,10 +113,10 @@ class HttpApp:
         headers = ((b"allow", ", ".join(allowed).encode()),)
         await exchange.answer(405, JSON, error_body(info, 405), headers)
 
-    async def _supervise(self, exchange: Exchange, route: Route) -> None:
+    async def _supervise(self, exchange: Exchange, route: Route, state: ServerState) -> None:
         """The supervisor boundary: whatever a handler raises ends this request only, as an error without details."""
         try:
-            await self._handle(exchange, route)
+            await self._handle(exchange, route, state)
         except ClientDisconnected:
             return
         except asyncio.CancelledError:
@@ -97,11 +129,10 @@ class HttpApp:
             logger.exception("%s %s %s failed", exchange.request_id, exchange.method, exchange.path)
             await self._fail(exchange, internal_error())
 
-    async def _handle(self, exchange: Exchange, route: Route) -> None:
+    async def _handle(self, exchange: Exchange, route: Route, state: ServerState) -> None:
         if route.method != "POST":
-            await route.handler(self.state, exchange)
+            await route.handler(state, exchange)
             return
-        state = self.state
         await exchange.read_body(state.max_body, state.budget, state.options.body_idle_timeout_s)
         async with exchange.cancelled_on_disconnect():
             await route.handler(state, exchange)
@@ -114,12 +145,21 @@ class HttpApp:
 
     async def _fail(self, exchange: Exchange, info: ErrorInfo) -> None:
         """Sends an error in the form that fits how far the answer is."""
+        info = self._as_asked(info)
         if HTTP_STATUS[info.code] >= 500:
             logger.error("%s %s: %s: %s", exchange.request_id, exchange.path, info.code.value, info.message)
         if not exchange.started:
             await self._refuse(exchange, info)
         elif exchange.trailer is not None:
             await exchange.end(b"data: " + error_body(info) + b"\n\n" + exchange.trailer)
+
+    def _as_asked(self, info: ErrorInfo) -> ErrorInfo:
+        """A sampling field of the stage that writes the text, under the name that it has at the top of a request."""
+        section, _, rest = (info.param or "").partition(".")
+        stage, _, field = rest.partition(".")
+        if section != "sampling" or not field or stage not in self.state.capabilities.text_stages:
+            return info
+        return msgspec.structs.replace(info, param=field)
 
     async def _refuse(self, exchange: Exchange, info: ErrorInfo) -> None:
         """A whole error answer. While the client still sends its body, the connection ends after the answer."""
@@ -131,6 +171,18 @@ class HttpApp:
         await exchange.end()
 
 
-def create_app(engine: EngineClient, limits: LimitsConfig | None = None, options: HttpOptions | None = None) -> HttpApp:
-    """The application for a running engine; `limits` default to those of the engine's configuration."""
-    return HttpApp(ServerState(engine, limits or engine.config.limits, options or HttpOptions()))
+def create_app(
+    engine: EngineClient,
+    limits: LimitsConfig | None = None,
+    options: HttpOptions | None = None,
+    *,
+    keys: KeyRing | None = None,
+    control: EngineControl | None = None,
+) -> HttpApp:
+    """The application for a running engine; `limits` default to those of the engine's configuration.
+
+    `control` is what the admin routes command; they need `keys`.
+    """
+    state = ServerState(engine, limits or engine.config.limits, options or HttpOptions())
+    state.control = control
+    return HttpApp(state, keys=keys)

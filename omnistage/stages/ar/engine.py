@@ -173,11 +173,12 @@ class AREngine(Generic[S]):
 
     def _check_tokens(self, request: StageRequest) -> None:
         """Raises RequestError for token ids in the sampling parameters that the vocabulary does not have."""
-        for token in (*map(str, request.sampling.stop_token_ids), *request.sampling.logit_bias):
+        given = {"stop_token_ids": map(str, request.sampling.stop_token_ids), "logit_bias": request.sampling.logit_bias}
+        for field, token in ((field, token) for field, tokens in given.items() for token in tokens):
             if not token.isdecimal() or int(token) >= self._vocab_size:
                 raise RequestError(
                     f"sampling for stage {self._name}: {token[:32]!r} is not a token id below {self._vocab_size}",
-                    param=f"sampling.{self._name}",
+                    param=f"sampling.{self._name}.{field}",
                 )
 
     def _max_length(self, seq: Sequence[S], prompt: Prompt) -> int:

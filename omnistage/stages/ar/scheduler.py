@@ -66,6 +66,13 @@ def _rank(seq: Sequence[S]) -> tuple[int, int]:
     return seq.rank
 
 
+def _salt(seq: Sequence[S]) -> bytes:
+    """What separates this request's blocks from those of other owners and other salts."""
+    own = seq.prompt.salt if seq.prompt else b""
+    owner = seq.request.cache_salt.encode()
+    return len(owner).to_bytes(4, "little") + owner + own if owner else own
+
+
 class _Batch(Generic[S]):
     """A step in the making: `budget` rows are left, `places` sequences may still join."""
 
@@ -290,7 +297,7 @@ class Scheduler(Generic[S]):
         content = seq.prompt.content if seq.prompt else ()
         while len(seq.hashes) < count:
             start = len(seq.hashes) * size
-            parent = seq.hashes[-1] if start else (seq.prompt.salt if seq.prompt else b"")
+            parent = seq.hashes[-1] if start else _salt(seq)
             seq.hashes.append(block_hash(parent, seq.tokens[start : start + size], start, content))
 
     def _register(self, seq: Sequence[S], first: int) -> None:
