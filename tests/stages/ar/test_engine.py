@@ -219,8 +219,8 @@ def test_generation_ends_at_the_context_length() -> None:
         ({"max_model_len": 8}, 64, 8, {}, "prompt", "leaves no room"),
         ({"max_model_len": 8}, 64, 5, {"max_tokens": 4}, "max_tokens", "5 tokens .* 4 more"),
         ({}, 2, 9, {}, "prompt", "kv_memory_mb"),
-        ({}, 64, 2, {"stop_token_ids": (1000,)}, "sampling.thinker", "1000"),
-        ({}, 64, 2, {"logit_bias": {"x": 1.0}}, "sampling.thinker", "'x'"),
+        ({}, 64, 2, {"stop_token_ids": (1000,)}, "sampling.thinker.stop_token_ids", "1000"),
+        ({}, 64, 2, {"logit_bias": {"x": 1.0}}, "sampling.thinker.logit_bias", "'x'"),
     ],
 )
 def test_requests_that_can_never_run_are_refused_by_name(
