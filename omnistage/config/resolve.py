@@ -266,6 +266,14 @@ class _Resolver:
             )
         self._set(self._stages[stage], _ALIASES.get(key, key), STAGE_KEYS, entry)
         self._origins[f"stages.{stage}.{key}"] = entry.origin
+        by_pipeline = self._origins.get(f"stages.{stage}.co_located_with") == "pipeline"
+        if key == "placement" and entry.value == "process" and by_pipeline:
+            self._leave_host(stage, entry)
+
+    def _leave_host(self, stage: str, entry: Entry) -> None:
+        """A process of its own undoes the co-location that only the pipeline has asked for."""
+        self._stages[stage]["co_located_with"] = ""
+        self._origins[f"stages.{stage}.with"] = entry.origin
 
     def _set(self, target: dict[str, Any], key: str, types: Mapping[str, Any], entry: Entry) -> None:
         if key not in types:

@@ -56,6 +56,8 @@ def parse_line(fields: Mapping[str, Any], limits: LimitsConfig, root: Path | Non
     for key in ("image", "last_image", "video", "audio"):
         if isinstance(params.get(key), (str, Path)):
             params[key] = {"media": reader.add(key, params[key], key)}
+    if isinstance(params.get("images"), list):
+        params["images"] = [reader.picture(item) for item in params["images"]]
     if isinstance(params.get("references"), list):
         params["references"] = [reader.reference(item) for item in params["references"]]
     if isinstance(params.get("action"), Mapping):
@@ -98,6 +100,11 @@ class _MediaReader:
         if isinstance(source, Mapping):
             source = source.get("url")
         return {"type": kind, "media": self.add(kind, source, "messages")}
+
+    def picture(self, item: Any) -> Any:
+        """An entry of `images`: a path or URL, bare or under "image"."""
+        source = item.get("image") if isinstance(item, Mapping) and "media" not in item else item
+        return {"media": self.add("image", source, "images")} if isinstance(source, (str, Path)) else item
 
     def reference(self, item: Any) -> Any:
         if not isinstance(item, Mapping):

@@ -41,12 +41,12 @@ _AR: dict[str, Any] = {
     "component": f"{_PACKAGE}.text_stage:create",
     "inputs": {"media": "media"},
     "objective": "ttft",
-    "defaults": {"kv_memory_mb": 1024, "token_budget": 2048},
+    "defaults": {"kv_memory_mb": 2048, "token_budget": 2048},
     "capabilities": frozenset({"text", "image_input", "logprobs", "seed"}),
 }
 AR_ALONE = StageSpec(**_AR, outputs={"text": "text"})
 AR = StageSpec(
-    **(_AR | {"defaults": _AR["defaults"] | {"arena_mb": 256}}),
+    **(_AR | {"defaults": _AR["defaults"] | {"arena_mb": 64}}),
     outputs={"text": "text", "thoughts": "thoughts", "kv": "kv"},
 )
 _DIT: dict[str, Any] = {
