@@ -129,7 +129,7 @@ def create(context: StageContext) -> Code2Wav:
     part, device, _ = load_part(Code2WavPart, context.model_path, context.stage)
     options = context.stage.options
     first, later = int(options["first_chunk_frames"]), int(options["chunk_frames"])
-    return Code2Wav(StreamingVocoder(part.code2wav), device, first, later)
+    return Code2Wav(StreamingVocoder(part.code2wav, context.stage.token_budget), device, first, later)
 
 
 def _array(samples: Tensor | None) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

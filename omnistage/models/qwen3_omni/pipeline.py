@@ -60,6 +60,8 @@ CODE2WAV = StageSpec(
     inputs={"codes": "codes"},
     outputs={"audio": "audio"},
     objective="ttfp",
+    # Frames of all streams that are computed together; on a CPU more cost more per frame.
+    defaults={"token_budget": 32},
     options={
         "first_chunk_frames": OptionSpec("int", 1, 1, 4096, help="codec frames (80 ms) in a request's first packet"),
         "chunk_frames": OptionSpec("int", 25, 1, 4096, help="codec frames that later packets grow to, by doubling"),

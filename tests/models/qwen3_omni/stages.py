@@ -64,7 +64,7 @@ class Models:
         self.thinker = Thinker(context_of(self.config, "thinker"))
         self.talker = Talker(context_of(self.config, "talker"))
         part, self.device, _ = load_part(Code2WavPart, str(folder), self.config.stages["code2wav"])
-        self.vocoder = StreamingVocoder(part.code2wav)
+        self.vocoder = StreamingVocoder(part.code2wav, max_frames=32)
 
 
 @dataclass

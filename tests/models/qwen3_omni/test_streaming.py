@@ -37,9 +37,9 @@ def whole(module: Any) -> dict[int, Tensor]:
         return {frames: module(codes_of(frames)[None])[0, 0] for frames in (1, 2, 40, 75, 310)}
 
 
-@pytest.fixture
-def vocoder(module: Any, whole: dict[int, Tensor]) -> StreamingVocoder:
-    return StreamingVocoder(module)
+@pytest.fixture(params=[1000, 13])
+def vocoder(module: Any, whole: dict[int, Tensor], request: pytest.FixtureRequest) -> StreamingVocoder:
+    return StreamingVocoder(module, max_frames=request.param)
 
 
 def codes_of(frames: int) -> Tensor:
