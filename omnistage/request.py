@@ -29,7 +29,8 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     stage whose text the client reads. `params` carries the model's
     own parameter names (spec of the model). `timeout` is seconds from admission. With `stream` False all events come
     together at the end, which lets the request be replayed when a stage dies half-way. `progress` asks for events of
-    modality "progress" (meta {"step", "steps"}) where the pipeline gives them.
+    modality "progress" (meta {"step", "steps"}) where the pipeline gives them. `owner` names who asks: requests of
+    different owners share no prefix cache.
     """
 
     id: str
@@ -46,6 +47,7 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     stream: bool = True
     progress: bool = False
     params: dict[str, Any] = {}
+    owner: str = ""
 
 
 class StageMetrics(msgspec.Struct, omit_defaults=True):
@@ -106,7 +108,8 @@ class StageRequest(msgspec.Struct, kw_only=True):
     """A request as one stage sees it.
 
     `inputs` are the ports that will deliver chunks, `outputs` the ports that somebody reads in this request (others
-    need not be computed). `epoch` counts replays: an engine never sees chunks of older epochs.
+    need not be computed). `epoch` counts replays: an engine never sees chunks of older epochs. `cache_salt` separates
+    what may be cached for different owners.
     """
 
     request_id: str
@@ -117,3 +120,4 @@ class StageRequest(msgspec.Struct, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     seed: int = 0
     priority: int = 0
+    cache_salt: str = ""

@@ -14,6 +14,7 @@ from omnistage.config.model import OmniConfig, PipelineConfig
 from omnistage.config.registry import load_pipeline
 from omnistage.engine.admission import Admission
 from omnistage.engine.client import Health, ReplicaHealth
+from omnistage.engine.maintenance import Maintenance
 from omnistage.engine.metrics import EngineMetrics
 from omnistage.engine.orchestrator import Orchestrator
 from omnistage.engine.record import ClientEvent, RequestRecord, Timing
@@ -35,6 +36,7 @@ class AsyncOmniEngine:
         self._admission = Admission(config.limits)
         self._orchestrator = Orchestrator(config, self._pipeline, self._metrics)
         self._runtime: StageRuntime | None = None
+        self._maintenance: Maintenance | None = None
         self._draining = False
 
     @property
@@ -59,6 +61,7 @@ class AsyncOmniEngine:
         """Starts all stages. Raises StageError naming the stage and the cause."""
         self._runtime = StageRuntime(self._config, self._pipeline, self._orchestrator)
         self._orchestrator.attach(self._runtime)
+        self._maintenance = Maintenance(self._config, self._orchestrator, self._runtime)
         self._metrics.watch(lambda: list(self.runtime.replicas.values()), self.gauges)
         await self._runtime.start()
 
@@ -179,6 +182,26 @@ class AsyncOmniEngine:
     async def abort(self, request_id: str) -> bool:
         return self._orchestrator.abort(request_id)
 
+    # -- commands (EngineControl)
+
+    @property
+    def maintenance(self) -> Maintenance:
+        if self._maintenance is None:
+            raise OmniError("the engine is not started", code=ErrorCode.UNAVAILABLE)
+        return self._maintenance
+
+    async def sleep(self, stage: str) -> list[str]:
+        return await self.maintenance.sleep(stage)
+
+    async def wake(self, stage: str) -> list[str]:
+        return await self.maintenance.wake(stage)
+
+    async def restart(self, stage: str) -> list[str]:
+        return await self.maintenance.restart(stage)
+
+    def set_draining(self, draining: bool) -> None:
+        self._draining = draining
+
     # -- state
 
     def gauges(self) -> dict[str, float]:
@@ -195,7 +218,7 @@ class AsyncOmniEngine:
         ready = all(any(replica.ready for replica in group) for group in by_stage.values())
         return Health(
             ready=ready and not self._draining,
-            healthy=ready and all(replica.ready for replica in replicas),
+            healthy=bool(replicas) and all(r.state in ("ready", "draining", "sleeping") or r.planned for r in replicas),
             draining=self._draining,
             replicas=[
                 ReplicaHealth(

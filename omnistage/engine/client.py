@@ -1,4 +1,4 @@
-"""The interface between the entrypoints and the engine: what HTTP, CLI and offline Python may call."""
+"""The interfaces between the entrypoints and the engine: what HTTP, CLI and offline Python may call."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from omnistage.request import OmniRequest, OmniRequestOutput
 
 
 class ReplicaHealth(msgspec.Struct, kw_only=True):
-    """One replica of one stage. `state` "restarting" includes its first start."""
+    """One replica of one stage. "draining" finishes its work before a planned restart or sleep."""
 
     stage: str
     replica: int
-    state: Literal["starting", "ready", "restarting", "failed", "stopped"]
+    state: Literal["starting", "ready", "draining", "sleeping", "restarting", "failed", "stopped"]
     pid: int | None = None
     restarts: int = 0
     detail: str = ""
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """`ready`: every stage has a ready replica and the engine is not draining; `healthy`: all replicas are ready."""
+    """`ready`: every stage has a ready replica and the engine is not draining; `healthy`: no replica is down that
+    nobody took down."""
 
     ready: bool
     healthy: bool
@@ -59,4 +60,28 @@ class EngineClient(Protocol):
 
     def render_metrics(self) -> bytes:
         """Prometheus text exposition."""
+        ...
+
+
+class EngineControl(Protocol):
+    """Commands for the operator of an engine. Stages that share a process act together; all of them are returned.
+
+    Raises RequestError for an unknown stage, OmniError(UNAVAILABLE) when the stage is not in a state for the command
+    or does not finish its work in time: it is as before then.
+    """
+
+    async def sleep(self, stage: str) -> list[str]:
+        """Ends the stage's processes once no request needs them; requests that do are refused until `wake`."""
+        ...
+
+    async def wake(self, stage: str) -> list[str]:
+        """Starts a sleeping stage and returns when it is ready."""
+        ...
+
+    async def restart(self, stage: str) -> list[str]:
+        """Restarts the stage's processes one after the other; no request is lost."""
+        ...
+
+    def set_draining(self, draining: bool) -> None:
+        """While draining, nothing more is admitted."""
         ...

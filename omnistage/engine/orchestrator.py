@@ -62,6 +62,14 @@ class Orchestrator:
     def outstanding_chunks(self) -> int:
         return len(self._outstanding)
 
+    def needs(self, stages: list[str]) -> bool:
+        """True while a live request visits one of the stages."""
+        return any(stage in record.plan.stages for record in self._records.values() for stage in stages)
+
+    def handles(self, replicas: frozenset[ReplicaId]) -> bool:
+        """True while a chunk that one of the replicas stores is outstanding."""
+        return any(entry.producer in replicas for entry in self._outstanding.values())
+
     def _ask(self, replica: ReplicaId, visit: Visit) -> None:
         self.runtime.replicas[replica].outbox().probes.append(visit)
 
@@ -83,7 +91,7 @@ class Orchestrator:
     def check_runnable(self, plan: RequestPlan) -> None:
         """Raises RequestError (503) naming the first stage of the plan that has no replica ready."""
         for stage in plan.stages:
-            if not any(replica.ready for replica in self.runtime.of_stage(stage)):
+            if not any(replica.ready or replica.planned for replica in self.runtime.of_stage(stage)):
                 raise RequestError(
                     f"stage {stage} is not ready", code=ErrorCode.UNAVAILABLE, stage=stage, retry_after_s=1.0
                 )
@@ -136,9 +144,17 @@ class Orchestrator:
         if visit is None:
             replica = self._router.pick(record, self.runtime.of_stage(stage))
             visit = record.visits[stage] = StageVisit(replica.id)
-            if replica.ready:
+            if replica.ready or self._may_finish(record, replica):
                 self._activate(record, stage, visit)
         return visit
+
+    def _may_finish(self, record: RequestRecord, replica: Replica) -> bool:
+        """A draining replica still takes what it waits for: requests that are in its process already, and, before it
+        sleeps, all that were admitted."""
+        homes = {
+            self.runtime.replicas[visit.replica].host for visit in record.visits.values() if visit.state != "parked"
+        }
+        return replica.state == "draining" and (not replica.planned or replica.host in homes)
 
     def _activate(self, record: RequestRecord, stage: str, visit: StageVisit) -> None:
         replica = self.runtime.replicas[visit.replica]
@@ -154,6 +170,7 @@ class Orchestrator:
                 sampling=self.sampling_for(record, stage),
                 seed=record.seed,
                 priority=record.request.priority,
+                cache_salt=record.request.owner,
             )
         )
         waiting, visit.waiting = visit.waiting, []

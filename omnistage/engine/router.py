@@ -32,7 +32,7 @@ class Router:
 
     def pick(self, record: RequestRecord, replicas: list[Replica]) -> Replica:
         """A ready replica, or, when none is, the one that a parked request waits for."""
-        usable = [replica for replica in replicas if replica.ready] or replicas
+        usable = [r for r in replicas if r.ready] or [r for r in replicas if r.planned] or replicas
         if len(usable) == 1:
             return usable[0]
         stage = usable[0].id.stage
@@ -67,4 +67,4 @@ def _prefix(record: RequestRecord) -> bytes | None:
     request = record.request
     prompt = request.prompt if request.prompt is not None else request.raw_prompt
     text = prompt.encode() if prompt is not None else msgspec.json.encode(request.messages or [])
-    return text[:PREFIX_CHARS] if len(text) >= PREFIX_CHARS else None
+    return request.owner.encode() + text[:PREFIX_CHARS] if len(text) >= PREFIX_CHARS else None

@@ -40,8 +40,10 @@ CLIENT_REPLICA = ReplicaId(CLIENT, 0)
 CLIENT_ARENA_MB = 64
 BACKOFF_FIRST_S = 0.05
 BACKOFF_LAST_S = 10.0
+# A replica that was up this long begins its pauses anew.
+STABLE_S = 5.0
 
-State = Literal["starting", "ready", "restarting", "failed", "stopped"]
+State = Literal["starting", "ready", "draining", "sleeping", "restarting", "failed", "stopped"]
 
 
 class RuntimeListener(Protocol):
@@ -62,7 +64,11 @@ class RuntimeListener(Protocol):
 
 @dataclass
 class Replica:
-    """One replica as the orchestrator sees it. `load` counts its live requests, `counters` are its last report."""
+    """One replica as the orchestrator sees it. `load` counts its live requests, `counters` are its last report.
+
+    `planned`: it is down, or about to be, for a restart that somebody asked for, so that requests may wait for it.
+    `failures` counts deaths in quick succession; `up_since` is the loop's clock.
+    """
 
     id: ReplicaId
     host: str
@@ -70,6 +76,9 @@ class Replica:
     link: Link | None = None
     load: int = 0
     restarts: int = 0
+    failures: int = 0
+    up_since: float = 0.0
+    planned: bool = False
     detail: str = ""
     ready_info: StageReady | None = None
     counters: dict[str, float] = field(default_factory=dict)
@@ -98,6 +107,7 @@ class StageRuntime:
         self._changed = asyncio.Event()
         self._stopping = False
         self._restarts: dict[str, asyncio.Task[None]] = {}
+        self._retired: set[str] = set()
         self.replicas: dict[ReplicaId, Replica] = {
             replica: Replica(replica, plan.name) for plan in self._plans for replica in plan.replicas
         }
@@ -163,6 +173,46 @@ class StageRuntime:
         if host is not None and not host.plan.is_main:
             host.kill()
 
+    # -- planned interruptions
+
+    def hosts_of(self, stage: str) -> list[HostPlan]:
+        """The processes that host replicas of a stage."""
+        return [plan for plan in self._plans if any(replica.stage == stage for replica in plan.replicas)]
+
+    async def retire(self, plan: HostPlan) -> None:
+        """Ends a process that has nothing to do; its replicas sleep until `revive`."""
+        self._retired.add(plan.name)
+        for replica in (self.replicas[each] for each in plan.replicas):
+            replica.state = "sleeping"
+            replica.counters = {}
+            replica.outbox().shutdown = True
+        await asyncio.sleep(0)  # lets the shutdown messages leave
+        await self._hosts[plan.name].wait()
+
+    async def revive(self, plan: HostPlan) -> None:
+        """Launches a retired process and returns when its replicas are ready. Raises StageError."""
+        self._retired.discard(plan.name)
+        for replica in (self.replicas[each] for each in plan.replicas):
+            replica.state = "starting"
+            replica.detail = ""
+            replica.restarts += 1
+        await self._launch(plan)
+        limit = self._config.limits.start_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                await self._until_up(plan)
+        except TimeoutError:
+            stage = plan.replicas[0].stage
+            text = f"stage {stage} was not ready within limits.start_timeout_s = {limit:g} s"
+            raise StageError(text, stage=stage) from None
+
+    async def _until_up(self, plan: HostPlan) -> None:
+        while down := [self.replicas[each] for each in plan.replicas if not self.replicas[each].ready]:
+            if down[0].detail:
+                raise StageError(f"stage {down[0].id.stage} did not start: {down[0].detail}", stage=down[0].id.stage)
+            self._changed.clear()
+            await self._changed.wait()
+
     # -- launching
 
     def _create_arenas(self) -> None:
@@ -222,6 +272,8 @@ class StageRuntime:
         if message.ready is not None:
             replica.ready_info = message.ready
             replica.state = "ready"
+            replica.planned = False
+            replica.up_since = asyncio.get_running_loop().time()
             replica.detail = ""
             self._changed.set()
             self._listener.on_ready(replica)
@@ -234,14 +286,20 @@ class StageRuntime:
         if self._hosts.get(host.plan.name) is not host:
             return
         replica.link = None
+        if host.plan.name in self._retired:
+            return
         if host.plan.name not in self._restarts:
             self._restarts[host.plan.name] = asyncio.create_task(self._restart(host))
 
     async def _restart(self, host: Host) -> None:
         """Takes a whole host down, tells the orchestrator, and launches it anew after a growing pause."""
         ended = [self.replicas[replica] for replica in host.plan.replicas]
+        now = asyncio.get_running_loop().time()
         for replica in ended:
+            stable = replica.state in ("ready", "draining") and now - replica.up_since > STABLE_S
+            replica.failures = 1 if stable else replica.failures + 1
             replica.state = "restarting"
+            replica.planned = False
             replica.restarts += 1
             replica.load = 0
             replica.counters = {}
@@ -255,8 +313,8 @@ class StageRuntime:
             logger.error("stage %s went down: %s", replica.id, replica.detail)
             self._listener.on_down(replica, replica.detail)
         self._changed.set()
-        restarts = max(replica.restarts for replica in ended)
-        await asyncio.sleep(min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (restarts - 1)))
+        failures = max(replica.failures for replica in ended)
+        await asyncio.sleep(min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (failures - 1)))
         del self._restarts[host.plan.name]
         if not self._stopping:
             await self._launch(host.plan)

@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     _config(commands.add_parser("config", help="show the resolved configuration"))
     models = commands.add_parser("models", help="list built-in pipelines and what they take and give")
     models.add_argument("--json", action="store_true", help="machine-readable output")
+    _keys(commands.add_parser("keys", help="make an API key for serve --api-keys"))
     commands.add_parser("doctor", help="check this machine: versions, cores, memory, shared memory, media codecs")
     return parser
 
@@ -50,6 +51,13 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8000, help="port; 0 lets the OS choose (default: %(default)s)")
     parser.add_argument("--quiet", action="store_true", help="print nothing but the address")
+    parser.add_argument("--api-keys", metavar="FILE", default=None, help="key file: nothing is served without a key")
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--file", required=True, metavar="FILE", help="key file to add a line to")
+    parser.add_argument("--scopes", default="infer", help="infer, admin, metrics, separated by commas")
+    parser.add_argument("--name", required=True, help="who the key is for, one word")
 
 
 def _generate(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import socket
+from pathlib import Path
 
 import uvloop
 
@@ -14,6 +15,7 @@ from omnistage.config.model import OmniConfig
 from omnistage.config.resolve import resolve_config
 from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.entrypoints.cli.main import overrides_of
+from omnistage.entrypoints.http.access import KeyRing, read_keys
 from omnistage.entrypoints.http.app import create_app
 from omnistage.entrypoints.http.server import HttpServer, listen
 from omnistage.errors import ConfigError
@@ -25,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until signalled. Raises ConfigError when the port is taken, StageError when a stage cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = resolve_config(arguments.model, arguments.deploy, overrides_of(arguments))
+    keys = read_keys(Path(arguments.api_keys)) if arguments.api_keys is not None else None
     try:
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
@@ -32,12 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--port {arguments.port}: cannot listen on {arguments.host}: {reason}; choose another or 0", param="port"
         ) from None
-    return uvloop.run(_serve(config, listener, quiet=arguments.quiet))
+    return uvloop.run(_serve(config, listener, keys, quiet=arguments.quiet))
 
 
-async def _serve(config: OmniConfig, listener: socket.socket, *, quiet: bool) -> int:
+async def _serve(config: OmniConfig, listener: socket.socket, keys: KeyRing | None, *, quiet: bool) -> int:
     engine = AsyncOmniEngine(config)
-    server = HttpServer(create_app(engine), listener)
+    server = HttpServer(create_app(engine, keys=keys, control=engine), listener)
     signals = _Signals()
     await server.start()
     try:

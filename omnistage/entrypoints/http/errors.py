@@ -47,6 +47,8 @@ async def send_error(exchange: Exchange, info: ErrorInfo, unread: bool = False) 
     headers: tuple[Header, ...] = ((b"content-length", str(len(body)).encode()),)
     if unread:
         headers = (*headers, (b"connection", b"close"))
+    if status == HTTP_STATUS[ErrorCode.UNAUTHORIZED]:
+        headers = (*headers, (b"www-authenticate", b"Bearer"), (b"www-authenticate", b'Basic realm="omnistage"'))
     if info.retry_after_s is not None:
         headers = (*headers, (b"retry-after", str(max(1, math.ceil(info.retry_after_s))).encode()))
     await exchange.start(status, JSON, headers)

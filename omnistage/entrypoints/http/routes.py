@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from omnistage.entrypoints.http import answers, images, info, media_schema, pages, schema, videos
+from omnistage.engine.client import Health
+from omnistage.entrypoints.http import admin, answers, images, info, media_schema, pages, schema, videos
 from omnistage.entrypoints.http.asgi import Exchange
 from omnistage.entrypoints.http.chat import chat_completions
 from omnistage.entrypoints.http.completions import completions
@@ -16,7 +17,7 @@ from omnistage.entrypoints.http.state import ServerState
 from omnistage.entrypoints.http.transcriptions import transcriptions
 
 Handler = Callable[[ServerState, Exchange], Awaitable[None]]
-RightName = Literal["open", "infer", "metrics"]
+RouteRight = Literal["open", "infer", "metrics", "admin"]
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,16 +29,27 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     method: Literal["GET", "POST", "DELETE"]
     path: str
     handler: Handler
-    scope: RightName
+    scope: RouteRight
     body: Any = None
     form: bool = False
     answer: Any = None
     media_types: tuple[str, ...] = ()
 
 
-def _get(path: str, handler: Handler, scope: RightName, answer: Any = None, media: str = "") -> Route:
+def _get(path: str, handler: Handler, scope: RouteRight, answer: Any = None, media: str = "") -> Route:
     types = (media,) if media else ()
     return Route(method="GET", path=path, handler=handler, scope=scope, answer=answer, media_types=types)
+
+
+def _command(path: str, handler: Handler) -> Route:
+    return Route(
+        method="POST",
+        path=path,
+        handler=handler,
+        scope="admin",
+        body=admin.StageCommand,
+        answer=admin.StageAnswer,
+    )
 
 
 _EVENTS = "text/event-stream"
@@ -140,9 +152,15 @@ ROUTES: tuple[Route, ...] = (
     _get("/ready", info.ready, "open", answers.ServerStatus),
     _get("/metrics", info.metrics, "metrics", media="text/plain"),
     _get("/version", info.version, "open", answers.Version),
-    _get("/docs", pages.docs, "open", media="text/html"),
-    _get("/openapi.json", pages.openapi, "open", media="application/json"),
-    _get("/", pages.index, "open", media="text/html"),
+    _get("/docs", pages.docs, "infer", media="text/html"),
+    _get("/openapi.json", pages.openapi, "infer", media="application/json"),
+    _get("/", pages.index, "infer", media="text/html"),
+    _get("/admin/stages", admin.stages, "admin", Health),
+    _command("/admin/sleep", admin.sleep),
+    _command("/admin/wake", admin.wake),
+    _command("/admin/restart", admin.restart),
+    Route(method="POST", path="/admin/drain", handler=admin.drain, scope="admin", answer=Health),
+    Route(method="POST", path="/admin/resume", handler=admin.resume, scope="admin", answer=Health),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import os
 import time
@@ -9,9 +10,10 @@ import time
 import msgspec
 
 from omnistage.config.model import CLIENT, LimitsConfig, PipelineConfig, StageSpec
-from omnistage.engine.client import EngineClient
+from omnistage.engine.client import EngineClient, EngineControl
 from omnistage.entrypoints.http.asgi import BodyBudget, DateHeader
 from omnistage.entrypoints.http.metrics import HttpMetrics
+from omnistage.entrypoints.http.owner import OwnedEngine
 from omnistage.entrypoints.http.transcripts import TranscriptStore
 from omnistage.entrypoints.http.video_jobs import VideoJobs
 from omnistage.errors import ErrorCode, RequestError
@@ -44,6 +46,7 @@ class ServerState:
 
     def __init__(self, engine: EngineClient, limits: LimitsConfig, options: HttpOptions) -> None:
         self.engine, self.limits, self.options = engine, limits, options
+        self.control: EngineControl | None = None
         self.pool = MediaPool(options.media_threads)
         self.max_body = limits.max_body_mb << 20
         self.budget = BodyBudget(self.max_body * options.bodies_in_flight)
@@ -58,6 +61,14 @@ class ServerState:
         self.sample_rate = engine.pipeline.sample_rate or PCM_RATE
         self.version = importlib.metadata.version("omnistage")
         self.fingerprint = f"omnistage-{self.version}"
+
+    def owned_by(self, owner: str) -> ServerState:
+        """The same server for one API key: spoken answers, video jobs and prefix caches of its own."""
+        state = copy.copy(self)
+        state.engine = OwnedEngine(self.engine, owner)
+        state.transcripts = TranscriptStore()
+        state.videos = VideoJobs(state.engine, self.pool)
+        return state
 
     def check_model(self, model: str | None) -> None:
         """Raises RequestError(UNKNOWN_MODEL) unless it is the served name; None means that one."""

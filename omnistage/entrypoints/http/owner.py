@@ -1,0 +1,43 @@
+"""An engine as one API key sees it: its requests carry the owner, which separates caches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from omnistage.config.model import OmniConfig, PipelineConfig
+from omnistage.engine.client import EngineClient, Health
+from omnistage.payload import MultimodalPayload
+from omnistage.request import OmniRequest, OmniRequestOutput
+
+
+class OwnedEngine:
+    """An `EngineClient` that names `owner` in every request."""
+
+    def __init__(self, engine: EngineClient, owner: str) -> None:
+        self._engine = engine
+        self.owner = owner
+
+    @property
+    def config(self) -> OmniConfig:
+        return self._engine.config
+
+    @property
+    def pipeline(self) -> PipelineConfig:
+        return self._engine.pipeline
+
+    def generate(
+        self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None
+    ) -> AsyncIterator[OmniRequestOutput]:
+        """See `EngineClient.generate`."""
+        return self._engine.generate(msgspec.structs.replace(request, owner=self.owner), media)
+
+    async def abort(self, request_id: str) -> bool:
+        return await self._engine.abort(request_id)
+
+    def health(self) -> Health:
+        return self._engine.health()
+
+    def render_metrics(self) -> bytes:
+        return self._engine.render_metrics()
