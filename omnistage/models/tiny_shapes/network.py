@@ -26,6 +26,10 @@ CHANNELS = 3
 WIDTH, DEPTH, HEADS = 128, 8, 4
 _FREQUENCIES = 64
 _SLOWEST = 1000.0
+# What every caption is in the tokens of SmolLM2, and the width of its states.
+HIDDEN_TOKENS, HIDDEN_WIDTH = 11, 576
+# Hidden states beyond so many deviations are cut.
+_LOUDEST = 8.0
 
 
 class Block(nn.Module):
@@ -98,7 +102,12 @@ class Painter(nn.Module):
         """[n, 3, 32, 32] and [n, 12] to rows [n, 76, width]."""
         patches = pictures.view(-1, CHANNELS, GRID, PATCH, GRID, PATCH).permute(0, 2, 4, 1, 3, 5)
         picture = self.patch_in(patches.reshape(-1, PICTURE_ROWS, CHANNELS * PATCH * PATCH)) + self.picture_places
-        return torch.cat([picture, self.words(words) + self.word_places], 1)
+        return torch.cat([picture, self.text_rows(words)], 1)
+
+    def text_rows(self, words: Tensor) -> Tensor:
+        """The condition as rows [n, words, width]; zeros alone are the unguided branch."""
+        rows: Tensor = self.words(words) + self.word_places
+        return rows
 
     def modulations(self, time: Tensor) -> Tensor:
         """[n, 6, width] from `time`."""
@@ -122,6 +131,31 @@ class Painter(nn.Module):
     def forward(self, pictures: Tensor, times: Tensor, words: Tensor) -> Tensor:
         time = self.time(times)
         return self.head(self.stack(self.embed(pictures, words), self.modulations(time)), time)
+
+
+class HiddenPainter(Painter):
+    """The painter that reads the hidden states of a language model in the place of a word table.
+
+    The condition is [n, 11, `hidden`] of the model's last layer; all zeros stand for no caption.
+    """
+
+    hidden_mean: Tensor
+    hidden_std: Tensor
+
+    def __init__(self, hidden: int = HIDDEN_WIDTH) -> None:
+        super().__init__()
+        del self.words
+        self.hidden_in = nn.Linear(hidden, WIDTH)
+        self.free = nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.register_buffer("hidden_mean", torch.zeros(hidden))
+        self.register_buffer("hidden_std", torch.ones(hidden))
+        nn.init.normal_(self.hidden_in.weight, std=0.5 / math.sqrt(hidden))
+
+    def text_rows(self, words: Tensor) -> Tensor:
+        scaled = ((words - self.hidden_mean) / self.hidden_std).clamp(-_LOUDEST, _LOUDEST)
+        rows = self.hidden_in(scaled)
+        is_free = (words.abs().sum((1, 2)) == 0)[:, None, None]
+        return torch.where(is_free, self.free.expand_as(rows), rows) + self.word_places[: words.shape[1]]
 
 
 def load_weights(module: nn.Module, file: Path) -> None:

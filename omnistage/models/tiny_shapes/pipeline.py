@@ -1,6 +1,12 @@
-"""tiny-shapes as a built-in pipeline: one diffusion stage, `painter`. Torch-free."""
+"""tiny-shapes as a built-in pipeline. Torch-free.
+
+Variant `default` is one diffusion stage, `painter`, that reads words. In the variant `thinker` a language model
+(SmolLM2-135M) reads the caption, and its hidden states condition the painter.
+"""
 
 from __future__ import annotations
+
+import msgspec
 
 from omnistage.config.model import (
     ClientInput,
@@ -12,7 +18,7 @@ from omnistage.config.model import (
     Variant,
 )
 from omnistage.errors import RequestError
-from omnistage.models.tiny_shapes.captions import read_prompt
+from omnistage.models.tiny_shapes.captions import caption, read_prompt
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
@@ -29,6 +35,24 @@ PAINTER = StageSpec(
     defaults={"max_num_seqs": 32, "token_budget": 1 << 14, "arena_mb": 8},
     capabilities=frozenset({"image", "seed", "step_batching", "request_batching", "partial_images", "step_cache"}),
 )
+THINKER = StageSpec(
+    name="thinker",
+    kind="ar",
+    component="omnistage.models.tiny_shapes.thinker:create",
+    outputs={"hidden": "hidden"},
+    # Nothing of what it would say is used.
+    sampling={"temperature": 0.0, "max_tokens": 1},
+    defaults={"kv_memory_mb": 32, "arena_mb": 4},
+)
+READER = msgspec.structs.replace(
+    PAINTER,
+    component="omnistage.models.tiny_shapes.stage:hidden_painter",
+    inputs={"text": "text", "hidden": "hidden"},
+)
+_EDGES = (
+    EdgeSpec("client.text", "painter.text"),
+    *(EdgeSpec(f"painter.{name}", f"client.{name}") for name in _MODALITIES),
+)
 
 
 def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: OmniConfig) -> RequestPlan:
@@ -37,8 +61,7 @@ def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: Omni
         raise RequestError("tiny-shapes takes text only", param=sorted(media)[0])
     if request.voice is not None:
         raise RequestError("tiny-shapes takes no voice", param="voice")
-    prompt = _prompt(request)
-    read_prompt(prompt)
+    prompt = caption(read_prompt(_prompt(request)))
     wanted = tuple(request.modalities or ("image",))
     unknown = sorted(set(wanted) - set(_MODALITIES))
     if unknown:
@@ -47,9 +70,10 @@ def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: Omni
         )
     params = dict(request.params)
     latents = ("latents",) if params.pop("return_latents", False) else ()
+    thinks = config.variant == "thinker"
     return RequestPlan(
-        stages=("painter",),
-        params={"painter": params},
+        stages=("thinker", "painter") if thinks else ("painter",),
+        params={"painter": params} | ({"thinker": {"raw_prompt": prompt}} if thinks else {}),
         inputs=[ClientInput(port="text", payload=MultimodalPayload.text(prompt))],
         outputs=tuple(dict.fromkeys((*wanted, *latents))),
     )
@@ -78,13 +102,8 @@ def _text_of(request: OmniRequest) -> str:
 PIPELINE = PipelineConfig(
     name="tiny-shapes",
     variants={
-        "default": Variant(
-            stages=(PAINTER,),
-            edges=(
-                EdgeSpec("client.text", "painter.text"),
-                *(EdgeSpec(f"painter.{name}", f"client.{name}") for name in _MODALITIES),
-            ),
-        )
+        "default": Variant(stages=(PAINTER,), edges=_EDGES),
+        "thinker": Variant(stages=(THINKER, READER), edges=(*_EDGES, EdgeSpec("thinker.hidden", "painter.hidden"))),
     },
     plan=plan,
     tasks=("image", "chat"),

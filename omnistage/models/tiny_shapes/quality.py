@@ -15,6 +15,7 @@ from omnistage.models.tiny_shapes.drawing import Attributes, random_attributes, 
 from omnistage.models.tiny_shapes.judge import Judge, frechet_distance, verdicts
 from omnistage.models.tiny_shapes.network import Painter
 from omnistage.models.tiny_shapes.stage import PainterModel, picture_of
+from omnistage.models.tiny_shapes.training import Conditions
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
 
@@ -46,10 +47,21 @@ def asked_attributes(count: int) -> list[Attributes]:
     return random_attributes(count, np.random.default_rng(_ASKED_SEED))
 
 
-def measure(painter: Painter, judge: Judge, count: int, likeness: Tensor | None = None, **params: Any) -> Quality:
-    """Draws `count` pictures with the stage's own steps. `params` as in a request; seeds are 0, 1, 2, ..."""
-    pictures, seconds, skipped = draw_pictures(painter, count, **params)
+def measure(
+    painter: Painter,
+    judge: Judge,
+    count: int,
+    likeness: Tensor | None = None,
+    *,
+    conditions: Conditions | None = None,
+    **params: Any,
+) -> Quality:
+    """Draws `count` pictures with the stage's own steps. `params` as in a request; seeds are 0, 1, 2, ...
+
+    `conditions` gives the hidden states of captions for a painter that reads those.
+    """
     asked = asked_attributes(count)
+    pictures, seconds, skipped = draw_pictures(painter, asked, conditions, **params)
     right = verdicts(judge, pictures, asked)
     real = torch.from_numpy(render(asked, np.random.default_rng(_REAL_SEED))).permute(0, 3, 1, 2)
     shares = dict(zip(Attributes._fields, right.mean(0).round(4).tolist(), strict=True))
@@ -64,18 +76,22 @@ def measure(painter: Painter, judge: Judge, count: int, likeness: Tensor | None 
     )
 
 
-def draw_pictures(painter: Painter, count: int, **params: Any) -> tuple[Tensor, float, float]:
+def draw_pictures(
+    painter: Painter, asked: list[Attributes], conditions: Conditions | None = None, **params: Any
+) -> tuple[Tensor, float, float]:
     """Pictures [n, 3, 32, 32] in -1..1, CPU seconds, and the sum of skipped steps."""
     model = PainterModel(painter, torch.device("cpu"))
-    asked = asked_attributes(count)
     start = time.process_time()
     pictures, skipped = [], 0.0
-    for first in range(0, count, _BATCH):
+    for first in range(0, len(asked), _BATCH):
         states = []
-        for at in range(first, min(count, first + _BATCH)):
+        for at in range(first, min(len(asked), first + _BATCH)):
             state = model.open(StageRequest(request_id=str(at), seed=at, params=params, outputs=("image",)))
-            text = MultimodalPayload.text(caption(asked[at]))
-            model.feed(state, InputChunk(request_id=str(at), port="text", seq=0, final=True, payload=text))
+            given = {"text": MultimodalPayload.text(caption(asked[at]))}
+            if conditions is not None:
+                given["hidden"] = MultimodalPayload.of({}, hidden=conditions([asked[at]])[0].numpy())
+            for port, payload in given.items():
+                model.feed(state, InputChunk(request_id=str(at), port=port, seq=0, final=True, payload=payload))
             states.append(state)
         model.encode(states)
         for state in states:

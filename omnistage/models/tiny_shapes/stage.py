@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,17 @@ from torch import Tensor
 
 from omnistage.config.model import StageContext
 from omnistage.errors import ConfigError, RequestError
-from omnistage.models.tiny_shapes.captions import LENGTH, caption, read_prompt, tokens
+from omnistage.models.tiny_shapes.captions import caption, read_prompt, tokens
 from omnistage.models.tiny_shapes.drawing import SIDE, Attributes
-from omnistage.models.tiny_shapes.network import CHANNELS, ROWS, Painter, load_weights
+from omnistage.models.tiny_shapes.network import (
+    CHANNELS,
+    HIDDEN_TOKENS,
+    HIDDEN_WIDTH,
+    ROWS,
+    HiddenPainter,
+    Painter,
+    load_weights,
+)
 from omnistage.ops.device import choose_device
 from omnistage.ops.step_cache import CacheMemory, CacheSlot, StepCache, cached_stack
 from omnistage.payload import MultimodalPayload
@@ -26,7 +35,9 @@ from omnistage.stages.diffusion.model import PARTIAL_PORT, Capabilities, Diffusi
 from omnistage.stages.diffusion.parameters import read_parameters
 
 WEIGHTS = Path(__file__).parent / "weights" / "painter.safetensors"
+HIDDEN_WEIGHTS = WEIGHTS.with_name("hidden_painter.safetensors")
 MAX_SIDE = 1024
+_SIZE = re.compile(r"(?P<width>[0-9]{1,4})x(?P<height>[0-9]{1,4})")
 _PORTS = ("image", "latents")
 
 
@@ -44,14 +55,19 @@ class PainterParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @dataclass
 class PainterState:
-    """`picture`, `velocity` [1, 3, 32, 32]; `words` [branches, 12], the guided branch first."""
+    """`waiting`: input ports that have not delivered. `hidden` [1, 11, width]: states of a language model, if it is
+    one that conditions; `words` [branches, tokens, ...]: the condition, guided branch first.
+
+    `picture`, `velocity` [1, 3, 32, 32].
+    """
 
     request: StageRequest
     params: PainterParams
     size: tuple[int, int]
+    waiting: set[str]
     prompt: str = ""
-    complete: bool = False
     asked: Attributes | None = None
+    hidden: Tensor | None = None
     words: Tensor | None = None
     picture: Tensor | None = None
     velocity: Tensor | None = None
@@ -79,23 +95,28 @@ class PainterModel:
 
     def open(self, request: StageRequest) -> PainterState:
         params = read_parameters(PainterParams, request.params)
-        return PainterState(request=request, params=params, size=read_size(params))
+        return PainterState(request=request, params=params, size=read_size(params), waiting=set(request.inputs))
 
     def feed(self, state: PainterState, chunk: InputChunk) -> None:
-        prompt = state.prompt + str(chunk.payload.meta.get("text", ""))
+        if chunk.port == "text":
+            prompt = state.prompt + str(chunk.payload.meta.get("text", ""))
+            if chunk.final:
+                state.asked = read_prompt(prompt)
+            state.prompt = prompt
+        elif "hidden" in chunk.payload.tensors:
+            state.hidden = _hidden(chunk.payload["hidden"])
         if chunk.final:
-            state.asked = read_prompt(prompt)
-        state.prompt, state.complete = prompt, chunk.final
+            state.waiting.discard(chunk.port)
         chunk.payload.release()
 
     def ready(self, state: PainterState) -> bool:
-        return state.complete
+        return not state.waiting
 
     def encode(self, states: list[PainterState]) -> None:
         for state in states:
             assert state.asked is not None
-            guided, free = torch.tensor(tokens(state.asked)), torch.zeros(LENGTH, dtype=torch.long)
-            state.words = torch.stack([guided, free][: state.branches]).to(self._device)
+            guided = torch.tensor([tokens(state.asked)]) if state.hidden is None else state.hidden
+            state.words = torch.cat([guided, torch.zeros_like(guided)][: state.branches]).to(self._device)
 
     def prepare(self, state: PainterState) -> None:
         generator = torch.Generator().manual_seed(state.request.seed)
@@ -164,28 +185,43 @@ class PainterModel:
         return {"skipped_steps": float(state.memory.skipped)}
 
     def close(self, state: PainterState) -> None:
-        state.picture = state.velocity = state.words = None
+        state.picture = state.velocity = state.words = state.hidden = None
         state.memory = CacheMemory(skipped=state.memory.skipped)
 
     def shutdown(self) -> None:
         """Holds nothing beyond the network."""
 
 
+def _hidden(states: npt.NDArray[np.float32]) -> Tensor:
+    """[tokens, width] to [1, tokens, width]. Raises RequestError for states that the painter was not trained on."""
+    if states.shape != (HIDDEN_TOKENS, HIDDEN_WIDTH):
+        raise RequestError(
+            f"hidden states must be {HIDDEN_TOKENS} x {HIDDEN_WIDTH}, not {states.shape}", param="prompt"
+        )
+    return torch.from_numpy(states.astype(np.float32))[None]
+
+
 def read_size(params: PainterParams) -> tuple[int, int]:
     """(height, width) in pixels. Raises RequestError naming the parameter."""
-    height, width = params.height or SIDE, params.width or SIDE
-    if params.size not in (None, "auto"):
-        if params.height is not None or params.width is not None:
-            raise RequestError("give size or height and width, not both", param="size")
-        wide, by, high = str(params.size).partition("x")
-        if not (by and wide.isdecimal() and high.isdecimal() and len(wide) <= 4 and len(high) <= 4):
-            raise RequestError(f"size {params.size!r} is not WIDTHxHEIGHT", param="size")
-        height, width = int(high), int(wide)
-    for name, side in (("height", height), ("width", width)):
-        if side % SIDE or not SIDE <= side <= MAX_SIDE:
-            param = name if params.size in (None, "auto") else "size"
-            raise RequestError(f"{name} must be a multiple of {SIDE} up to {MAX_SIDE}, not {side}", param=param)
+    if params.size in (None, "auto"):
+        height, width = params.height or SIDE, params.width or SIDE
+        _check_side("height", height, "height")
+        _check_side("width", width, "width")
+        return height, width
+    if params.height is not None or params.width is not None:
+        raise RequestError("give size or height and width, not both", param="size")
+    match = _SIZE.fullmatch(str(params.size))
+    if match is None:
+        raise RequestError(f"size {str(params.size)[:40]!r} is not WIDTHxHEIGHT", param="size")
+    height, width = int(match["height"]), int(match["width"])
+    _check_side("height", height, "size")
+    _check_side("width", width, "size")
     return height, width
+
+
+def _check_side(name: str, side: int, param: str) -> None:
+    if side % SIDE or not SIDE <= side <= MAX_SIDE:
+        raise RequestError(f"{name} must be a multiple of {SIDE} up to {MAX_SIDE}, not {side}", param=param)
 
 
 def picture_of(state: PainterState) -> Tensor:
@@ -229,7 +265,21 @@ def _outputs(state: PainterState) -> list[Produced]:
 
 
 def painter(context: StageContext) -> DiffusionModel[PainterState]:
-    """The stage's component. The network is so small that it always computes in float32 and with SDPA."""
+    """The stage's component, conditioned on words."""
+    network = Painter()
+    load_weights(network, WEIGHTS)
+    return _model(context, network)
+
+
+def hidden_painter(context: StageContext) -> DiffusionModel[PainterState]:
+    """The stage's component, conditioned on the hidden states of the thinker."""
+    network = HiddenPainter()
+    load_weights(network, HIDDEN_WEIGHTS)
+    return _model(context, network)
+
+
+def _model(context: StageContext, network: Painter) -> PainterModel:
+    """The network is so small that it always computes in float32 and with SDPA."""
     stage = context.stage
     for key, value, known in (
         ("dtype", stage.dtype, ("auto", "float32")),
@@ -239,6 +289,4 @@ def painter(context: StageContext) -> DiffusionModel[PainterState]:
             name = f"stages.{stage.name}.{key}"
             raise ConfigError(f"{name}: {value} is not supported here; use {known[1]}", param=name)
     device = choose_device(stage.device)
-    network = Painter()
-    load_weights(network, WEIGHTS)
     return PainterModel(network.to(device), device)

@@ -28,6 +28,13 @@ _MUON_MOMENTUM = 0.95
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 Log = Callable[[str], None]
+# Gives what the painter is conditioned on, a fresh tensor [n, ...].
+Conditions = Callable[[list[Attributes]], Tensor]
+
+
+def word_conditions(asked: list[Attributes]) -> Tensor:
+    """Word numbers [n, 12]."""
+    return torch.tensor([tokens(one) for one in asked])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +92,9 @@ def orthogonal(matrix: Tensor, iterations: int = 5) -> Tensor:
 class PainterTrainer:
     """Rectified flow on freshly drawn pictures; `average` is the exponential moving average, which is what is kept."""
 
-    def __init__(self, painter: Painter, recipe: Recipe) -> None:
+    def __init__(self, painter: Painter, recipe: Recipe, conditions: Conditions = word_conditions) -> None:
         torch.manual_seed(recipe.seed)
+        self._conditions = conditions
         self._recipe = recipe
         self._draw = np.random.default_rng(recipe.seed + 1)
         self._painter = painter
@@ -130,7 +138,7 @@ class PainterTrainer:
         return float(loss.detach())
 
     def _words(self, asked: list[Attributes]) -> Tensor:
-        words = torch.tensor([tokens(one) for one in asked])
+        words = self._conditions(asked)
         words[torch.rand(len(asked)) < _DROPPED] = 0
         return words
 

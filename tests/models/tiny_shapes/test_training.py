@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omnistage.models.tiny_shapes.judge import Judge
-from omnistage.models.tiny_shapes.network import Painter, load_weights
+from omnistage.models.tiny_shapes.network import HIDDEN_WIDTH, HiddenPainter, Painter, load_weights
 from omnistage.models.tiny_shapes.quality import measure
 from omnistage.models.tiny_shapes.stage import WEIGHTS
 from omnistage.models.tiny_shapes.train import train
@@ -45,6 +45,21 @@ def test_a_few_steps_lower_the_loss_and_are_repeatable() -> None:
         losses.append([trainer.step(step, 1.0) for step in range(12)])
     assert losses[0] == losses[1]
     assert sum(losses[0][-4:]) < 0.8 * sum(losses[0][:4])
+
+
+def test_painter_that_reads_hidden_states_takes_steps_and_tells_captions_from_none() -> None:
+    torch.manual_seed(0)
+    painter = HiddenPainter()
+    trainer = PainterTrainer(
+        painter, Recipe(seconds=1e9, batch=4, warmup=1), lambda asked: torch.randn(len(asked), 11, HIDDEN_WIDTH)
+    )
+    before = painter.hidden_in.weight.clone()
+    for step in range(3):
+        trainer.step(step, 1.0)
+    assert not torch.equal(painter.hidden_in.weight, before)
+    rows = painter.text_rows(torch.zeros(1, 11, HIDDEN_WIDTH)) - painter.word_places[:11]
+    assert torch.allclose(rows, painter.free.expand_as(rows), atol=1e-6)
+    assert not torch.allclose(painter.text_rows(torch.ones(1, 11, HIDDEN_WIDTH)), rows)
 
 
 @pytest.mark.slow
