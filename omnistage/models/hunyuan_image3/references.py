@@ -125,13 +125,18 @@ def content_key(picture: Array, grid: PictureGrid, seed: int) -> bytes:
 
 
 def _fitted(picture: Array, size: Size) -> Tensor:
-    """float32 [3, height, width] in -1..1: scaled to cover `size` (Lanczos), then the middle of it."""
+    """float32 [3, height, width] in -1..1: scaled to cover `size` (Lanczos), then the middle of it.
+
+    Only the middle is computed: a long, thin picture would otherwise grow without bound.
+    """
     height, width = picture.shape[:2]
     if height / width < size.height / size.width:
         tall, wide = size.height, round(size.height / height * width)
     else:
         tall, wide = round(size.width / width * height), size.width
-    scaled = Image.fromarray(np.ascontiguousarray(picture)).resize((wide, tall), Image.Resampling.LANCZOS)
     top, left = round((tall - size.height) / 2), round((wide - size.width) / 2)
-    cut = np.asarray(scaled.crop((left, top, left + size.width, top + size.height)), np.float32)
-    return torch.from_numpy(cut / 255.0).permute(2, 0, 1) * 2.0 - 1.0
+    down, across = height / tall, width / wide
+    box = (left * across, top * down, (left + size.width) * across, (top + size.height) * down)
+    image = Image.fromarray(np.ascontiguousarray(picture))
+    cut = image.resize((size.width, size.height), Image.Resampling.LANCZOS, box=box)
+    return torch.from_numpy(np.asarray(cut, np.float32) / 255.0).permute(2, 0, 1) * 2.0 - 1.0

@@ -60,6 +60,7 @@ class SizeTable:
 def parse_size(size: str) -> tuple[int, int]:
     """(height, width) of "WIDTHxHEIGHT". Raises RequestError naming `size`."""
     width, by, height = size.partition("x")
-    if not (by and width.isdecimal() and height.isdecimal() and len(size) <= 11 and int(width) and int(height)):
+    sides = (width, height)
+    if not by or not all(side.isascii() and side.isdecimal() and len(side) <= 5 and int(side) for side in sides):
         raise RequestError(f"size {size[:32]!r} is neither auto nor WIDTHxHEIGHT", param="size")
     return int(height), int(width)

@@ -50,7 +50,7 @@ class PatchCutter:
 
     def __call__(self, picture: Array) -> Patches:
         """Patches of uint8 [H, W, 3]."""
-        made: Any = self._processor(picture, return_tensors="pt")
+        made: Any = self._processor(picture, input_data_format="channels_last", return_tensors="pt")
         height, width = made["spatial_shapes"][0].tolist()
         return Patches(made["pixel_values"][0].float(), (int(height), int(width)))
 

@@ -1,0 +1,149 @@
+"""Requests in the form of tests, given to the whole engine or straight to a stage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from omnistage.config.model import OmniConfig
+from omnistage.config.resolve import resolve_config
+from omnistage.engine.async_engine import AsyncOmniEngine
+from omnistage.entrypoints.omni import OmniResult, ResultBuilder
+from omnistage.models.hunyuan_image3.ask import read_ask
+from omnistage.models.hunyuan_image3.drawing_stage import Drawer
+from omnistage.models.hunyuan_image3.flight import Flight
+from omnistage.models.hunyuan_image3.pipeline import plan
+from omnistage.payload import Array, MultimodalPayload
+from omnistage.request import OmniRequest
+from omnistage.stages.base import InputChunk, StageRequest
+
+FOLDER = Path(__file__).parent / "data"
+REFERENCE: dict[str, Any] = json.loads((FOLDER / "reference.json").read_text())
+Media = dict[str, MultimodalPayload]
+
+
+def pictures() -> dict[str, Array]:
+    """The pictures of the scenarios."""
+    draw = np.random.RandomState(7)
+    shapes = {"a": (128, 512, 3), "b": (128, 512, 3), "c": (256, 256, 3)}
+    return {name: draw.randint(0, 256, shape, np.uint8) for name, shape in shapes.items()}
+
+
+# The scenarios of the reference; `images` name pictures.
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "t2i": {"prompt": "a red cat", "system_prompt": "You draw.", "size": "320x192", "seed": 42},
+    "t2i_pretrain": {
+        "prompt": "a red cat", "sequence_template": "pretrain", "size": "320x192", "guidance_scale": 5.0, "seed": 42,
+    },
+    "cot": {"prompt": "a blue door", "bot_task": "think_recaption", "size": "auto", "seed": 42},
+    "ratio": {"prompt": "a blue door", "bot_task": "image", "size": "auto", "seed": 1},
+    "edit": {
+        "prompt": "a red cat", "system_prompt": "You draw.", "size": "256x256", "images": ["a"],
+        "num_inference_steps": 2, "seed": 42,
+    },
+    "edit2": {
+        "prompt": "a red cat", "system_prompt": "You draw.", "size": "512x128", "images": ["a", "c"],
+        "num_inference_steps": 2, "seed": 42,
+    },
+    "distil": {"prompt": "a red cat", "system_prompt": "You draw.", "size": "320x192", "seed": 42},
+}  # fmt: skip
+
+
+def submission(
+    request_id: str, ask: dict[str, Any], modalities: Sequence[str] | None, task: str = "image"
+) -> tuple[OmniRequest, Media]:
+    """The request that a client would send, and its pictures."""
+    fields = dict(ask)
+    media = {name: MultimodalPayload.of(image=pictures()[name]) for name in fields.pop("images", [])}
+    prompt, messages, seed = fields.pop("prompt", None), fields.pop("messages", None), fields.pop("seed", 42)
+    if media:
+        fields["images"] = [{"media": name} for name in media]
+    request = OmniRequest(
+        id=request_id,
+        task=task,
+        prompt=prompt,
+        messages=messages,
+        seed=seed,
+        modalities=None if modalities is None else tuple(modalities),
+        sampling=fields.pop("sampling", {}),
+        params=fields,
+    )
+    return request, media
+
+
+async def answer(
+    engine: AsyncOmniEngine,
+    request_id: str,
+    ask: dict[str, Any],
+    modalities: Sequence[str] | None = ("text", "latents"),
+    task: str = "image",
+) -> OmniResult:
+    request, media = submission(request_id, ask, modalities, task)
+    builder = ResultBuilder(request_id)
+    async for output in engine.generate(request, media):
+        builder.add(output)
+    return builder.result()
+
+
+def config(variant: str = "dit", folder: Path = FOLDER, **overrides: Any) -> OmniConfig:
+    settings = {"variant": variant, "dtype": "float32", "placement": "inline"} | overrides
+    if variant != "dit":
+        settings.setdefault("stages.ar.kv_memory_mb", 8)
+    return resolve_config(str(folder), None, settings)
+
+
+def overrides(variant: str, **more: Any) -> dict[str, Any]:
+    """For `tests.engines.running`."""
+    settings = {"variant": variant, "dtype": "float32"} | more
+    return settings | ({} if variant == "dit" else {"stages.ar.kv_memory_mb": 8})
+
+
+def visit(
+    ask: dict[str, Any], stage: str = "dit", *, variant: str = "dit", folder: Path = FOLDER, request_id: str = "r"
+) -> tuple[StageRequest, list[InputChunk]]:
+    """A request as a stage sees it, and the chunks of its pictures."""
+    outputs = ("image", "latents") if stage == "dit" else ("text",)
+    request, media = submission(request_id, ask, outputs)
+    planned = plan(request, media, config(variant, folder))
+    chunks = [
+        InputChunk(request_id=request_id, port=item.port, seq=0, final=True, payload=item.payload)
+        for item in planned.inputs
+    ]
+    handed = ("thoughts", "kv") if stage == "dit" and "ar" in planned.stages else ()
+    return (
+        StageRequest(
+            request_id=request_id,
+            inputs=(*(item.port for item in planned.inputs), *handed),
+            outputs=(*outputs, "thoughts", "kv"),
+            params=planned.params[stage],
+            seed=request.seed or 0,
+        ),
+        chunks,
+    )
+
+
+def begin(drawer: Drawer, ask: dict[str, Any], **where: Any) -> Flight:
+    """A request that is ready to be encoded."""
+    request, chunks = visit(ask, **where)
+    flight = drawer.open(request)
+    for chunk in chunks:
+        drawer.feed(flight, chunk)
+    return flight
+
+
+def draw(drawer: Drawer, flights: list[Flight]) -> list[Array]:
+    """Runs requests to their last step together; their final latents [1, C, h, w]."""
+    drawer.encode(flights)
+    for flight in flights:
+        drawer.prepare(flight)
+    while busy := [flight for flight in flights if drawer.remaining(flight)]:
+        drawer.denoise(busy)
+    return [flight.ready().latents.numpy() for flight in flights]
+
+
+def ask_of(ask: dict[str, Any], **where: Any) -> Any:
+    return read_ask(visit(ask, **where)[0].params)
