@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from bench.report import machine, table
 from omnistage.config.model import StageConfig
-from omnistage.models.smol_speech.artefacts import THINKER
+from omnistage.models.smollm2 import SMOLLM2
 from omnistage.sampling import SamplingParams
 from omnistage.stages.ar.engine import AREngine
 from omnistage.stages.ar.text_model import CausalTextModel
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one pair instead of five")
     pairs = 1 if parser.parse_args().quick else 5
     torch.set_num_threads(1)
-    folder: Path = THINKER.locate("")
+    folder: Path = SMOLLM2.locate("")
     whole = AREngine(TorchBackend(CausalTextModel(folder, stage()), stage()), stage())
     packed = AREngine(TorchBackend(CausalTextModel(folder, stage("int4")), stage("int4")), stage("int4"))
     library = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

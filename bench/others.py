@@ -17,7 +17,7 @@ import torch
 
 from bench.ar import prompts, run_engine, stage
 from bench.report import machine, table
-from omnistage.models.smol_speech.artefacts import SMOLLM2_GGUF, THINKER
+from omnistage.models.smollm2 import SMOLLM2, SMOLLM2_GGUF
 from omnistage.stages.ar.engine import AREngine
 from omnistage.stages.ar.text_model import CausalTextModel
 from omnistage.stages.ar.torch_backend import TorchBackend
@@ -73,7 +73,7 @@ def elsewhere(environment: Path, package: str, program: str, job: dict[str, obje
 def ours(quantization: str, batch: int) -> float:
     torch.set_num_threads(1)
     config = stage(quantization)
-    engine = AREngine(TorchBackend(CausalTextModel(THINKER.locate(""), config), config), config)
+    engine = AREngine(TorchBackend(CausalTextModel(SMOLLM2.locate(""), config), config), config)
     run_engine(engine, [(prompts(1)[0], 4)])
     started = time.perf_counter()
     run_engine(engine, [(prompt, NEW_TOKENS) for prompt in prompts(batch)])
@@ -91,7 +91,7 @@ def main() -> None:
         seconds = {
             "float32": ours("none", batch),
             "int4": ours("int4", batch),
-            "vLLM float32": elsewhere(environment, "vllm", VLLM, job | {"model": str(THINKER.locate(""))}),
+            "vLLM float32": elsewhere(environment, "vllm", VLLM, job | {"model": str(SMOLLM2.locate(""))}),
             "llama.cpp Q4_1": elsewhere(environment, "llama_cpp", LLAMA_CPP, job | {"model": str(gguf)}),
         }
         rates = [f"{batch * NEW_TOKENS / s:.0f}" if s is not None else "not installed" for s in seconds.values()]

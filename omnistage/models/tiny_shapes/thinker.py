@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from omnistage.config.model import StageContext
-from omnistage.models.smol_speech.artefacts import THINKER
+from omnistage.models.smollm2 import SMOLLM2
 from omnistage.ops.paged_attention import AttentionPlan
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.ar.model import Emitted, Event, Output, Sequence, Work
@@ -35,5 +35,5 @@ class HiddenTextModel(CausalTextModel):
 
 def create(context: StageContext) -> TorchBackend[TextState]:
     """Component factory of the stage `thinker`."""
-    folder = THINKER.locate(context.model_path, context.config.cache_dir)
+    folder = SMOLLM2.locate(context.model_path, context.config.cache_dir)
     return TorchBackend(HiddenTextModel(folder, context.stage), context.stage)

@@ -10,7 +10,7 @@ import pytest
 from omnistage.config.resolve import resolve_config
 from omnistage.errors import ConfigError, OmniError, RequestError
 from omnistage.models.causal_lm.pipeline import plan
-from omnistage.models.smol_speech.artefacts import SMOLLM2_GGUF
+from omnistage.models.smollm2 import SMOLLM2_GGUF
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from tests.engines import answer, running

