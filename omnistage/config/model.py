@@ -191,6 +191,25 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
 
+class MediaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where client media may come from and how the server decodes them.
+
+    `remote`: fetch http(s) URLs, from public addresses only, and only from `remote_hosts` if any are named.
+    `file_root`: the folder below which file:// URLs are read, "" for none. `decode_processes` decode media apart from
+    the server, each with so much memory and time; 0 decodes in the server's own threads.
+    """
+
+    remote: bool = False
+    remote_hosts: tuple[str, ...] = ()
+    max_redirects: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
+    fetch_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 20.0
+    fetch_max_mb: Positive = 64
+    file_root: str = ""
+    decode_processes: Annotated[int, msgspec.Meta(ge=0, le=64)] = 2
+    decode_memory_mb: Positive = 4096
+    decode_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 90.0
+
+
 class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The one resolved configuration. `origins` maps dotted keys ("stages.thinker.dtype") to where values came from.
 
@@ -204,6 +223,7 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     stages: dict[str, StageConfig]
     edges: dict[str, EdgeConfig]
     limits: LimitsConfig
+    media: MediaConfig = MediaConfig()
     served_name: str = ""
     cache_dir: str = ""
     origins: dict[str, str] = {}

@@ -19,6 +19,7 @@ from omnistage.config.graph import check_capabilities, check_graph, check_placem
 from omnistage.config.model import (
     EdgeConfig,
     LimitsConfig,
+    MediaConfig,
     OmniConfig,
     OptionSpec,
     PipelineConfig,
@@ -35,6 +36,7 @@ from omnistage.sampling import SamplingParams
 STAGE_KEYS = {field.name: field.type for field in msgspec.structs.fields(StageConfig)}
 EDGE_KEYS = {field.name: field.type for field in msgspec.structs.fields(EdgeConfig) if field.name != "name"}
 LIMIT_KEYS = {field.name: field.type for field in msgspec.structs.fields(LimitsConfig)}
+MEDIA_KEYS = {field.name: field.type for field in msgspec.structs.fields(MediaConfig)}
 SAMPLING_KEYS = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 # Stage keys under other names in files, and keys that no file may set.
 _ALIASES = {"with": "co_located_with"}
@@ -42,7 +44,7 @@ _NOT_SETTABLE = frozenset({"name", "kind", "options", "sampling", "co_located_wi
 SETTABLE_STAGE_KEYS = sorted((STAGE_KEYS.keys() - _NOT_SETTABLE) | set(_ALIASES))
 TOP_KEYS = (
     "pipeline", "variant", "served_name", "cache_dir", "stages", "stage_defaults", "edges", "sampling",
-    "limits", "platforms",
+    "limits", "media", "platforms",
 )  # fmt: skip
 DEFAULT_CACHE_DIR = "~/.cache/omnistage"
 PLATFORMS = ("cpu", "cuda")
@@ -152,6 +154,7 @@ class _Resolver:
             edge.name: {} for edge in variant.edges if "client" not in (edge.source_stage, edge.target_stage)
         }
         self._limits: dict[str, Any] = {}
+        self._media: dict[str, Any] = {}
         self._top: dict[str, str] = {}
         self._origins: dict[str, str] = {}
 
@@ -175,6 +178,7 @@ class _Resolver:
             stages=stages,
             edges={name: EdgeConfig(name=name, **values) for name, values in self._edges.items()},
             limits=LimitsConfig(**self._limits),
+            media=MediaConfig(**self._media),
             served_name=self._top.get("served_name", self._reference.served_name),
             cache_dir=os.path.expanduser(self._top.get("cache_dir", DEFAULT_CACHE_DIR)),
             origins=self._with_defaults(),
@@ -201,6 +205,7 @@ class _Resolver:
         for name in self._edges:
             origins |= {f"edges.{name}.{key}": "default" for key in EDGE_KEYS}
         origins |= {f"limits.{key}": "default" for key in LIMIT_KEYS}
+        origins |= {f"media.{key}": "default" for key in MEDIA_KEYS}
         return origins | self._origins
 
     # -- one entry
@@ -215,7 +220,7 @@ class _Resolver:
             self._top[section] = str(entry.value)
             self._origins[section] = entry.origin
             return
-        depth = 2 if section in ("stage_defaults", "limits") else 3
+        depth = 2 if section in ("stage_defaults", "limits", "media") else 3
         if len(entry.path) < depth:
             if entry.value in ({}, None):
                 return
@@ -237,6 +242,8 @@ class _Resolver:
         elif section == "sampling":
             self._known("sampling", entry.path[1], self._stages, entry)
             self._set_sampling(entry)
+        elif section == "media":
+            self._set(self._media, entry.path[1], MEDIA_KEYS, entry)
         else:
             self._set(self._limits, entry.path[1], LIMIT_KEYS, entry)
 

@@ -32,7 +32,11 @@ def deploy_document(config: OmniConfig) -> dict[str, Any]:
             sampling[name] = values["sampling"]
     edges = {name: {k: v for k, v in values.items() if k != "name"} for name, values in data["edges"].items()}
     head = {key: data[key] for key in ("pipeline", "variant", "served_name", "cache_dir")}
-    return head | {"stages": stages, "edges": edges, "sampling": sampling, "limits": data["limits"]}
+    return (
+        head
+        | {"stages": stages, "edges": edges, "sampling": sampling}
+        | {key: data[key] for key in ("limits", "media")}
+    )
 
 
 def show(config: OmniConfig) -> str:

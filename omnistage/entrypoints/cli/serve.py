@@ -18,6 +18,7 @@ from omnistage.entrypoints.cli.main import overrides_of
 from omnistage.entrypoints.http.access import KeyRing, read_keys
 from omnistage.entrypoints.http.app import create_app
 from omnistage.entrypoints.http.server import HttpServer, listen
+from omnistage.entrypoints.http.state import HttpOptions
 from omnistage.errors import ConfigError
 
 EXIT_FORCED = 130
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(config: OmniConfig, listener: socket.socket, keys: KeyRing | None, *, quiet: bool) -> int:
     engine = AsyncOmniEngine(config)
-    server = HttpServer(create_app(engine, keys=keys, control=engine), listener)
+    server = HttpServer(create_app(engine, options=HttpOptions(isolate=True), keys=keys, control=engine), listener)
     signals = _Signals()
     await server.start()
     try:

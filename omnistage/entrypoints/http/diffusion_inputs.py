@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from omnistage.entrypoints.http.events import Media
-from omnistage.entrypoints.http.inputs import MediaItem, MediaKind, check_chars, load_media, sampling_of
+from omnistage.entrypoints.http.inputs import MediaItem, check_chars, load_media, sampling_of
 from omnistage.entrypoints.http.media_schema import DiffusionFields, VideoRequest
 from omnistage.entrypoints.http.state import ServerState
 from omnistage.errors import RequestError
-from omnistage.media.image import decode_image
+from omnistage.media.jobs import DecodeJob, MediaKind
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 
@@ -120,4 +120,4 @@ async def media_of(state: ServerState, ask: Ask) -> Media:
 
 async def picture(state: ServerState, data: bytes, param: str) -> MultimodalPayload:
     """An uploaded picture as the engine takes it."""
-    return MultimodalPayload.of(image=await state.pool.run(decode_image, data, state.limits.max_image_pixels, param))
+    return await state.decoder.decode(DecodeJob(kind="image", limits=state.limits, param=param), data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -10,15 +10,12 @@ from omnistage.config.model import LimitsConfig
 from omnistage.entrypoints.http import schema
 from omnistage.entrypoints.http.state import ServerState
 from omnistage.errors import ErrorCode, RequestError
-from omnistage.media.audio_decode import decode_audio
-from omnistage.media.data_url import decode_base64, decode_data_url
-from omnistage.media.image import decode_image
-from omnistage.media.video_payload import video_payload
+from omnistage.media.data_url import decode_base64
+from omnistage.media.jobs import DecodeJob, MediaKind
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.sampling import sampling_params
 
-MediaKind = Literal["audio", "image", "video"]
 MAX_MEDIA_PARTS = 64
 # Odd constant of a Weyl sequence (2^64 / golden ratio): spreads the seeds of choices.
 SEED_STEP = 0x9E3779B97F4A7C15
@@ -140,23 +137,14 @@ def check_chars(count: int, limits: LimitsConfig, param: str) -> None:
 
 async def load_media(state: ServerState, items: list[MediaItem]) -> dict[str, MultimodalPayload]:
     """Decodes media off the event loop, one after the other: memory is bounded by one decode beyond the results."""
-    return {item.key: await state.pool.run(_decode, item, state.limits, state.max_body) for item in items}
+    return {item.key: await _load(state, item) for item in items}
 
 
-def _decode(item: MediaItem, limits: LimitsConfig, max_bytes: int) -> MultimodalPayload:
-    read = decode_data_url if item.is_url else decode_base64
-    data = read(item.source, max_bytes, item.param)
-    if item.kind == "audio":
-        return audio_payload(data, limits, item.param)
-    if item.kind == "image":
-        return MultimodalPayload.of(image=decode_image(data, limits.max_image_pixels, item.param))
-    return video_payload(data, limits, item.param, with_sound=item.with_sound)
-
-
-def audio_payload(data: bytes, limits: LimitsConfig, param: str) -> MultimodalPayload:
-    """Audio bytes as the engine takes them: "audio" float32 [channels, samples], meta sample_rate in Hz."""
-    decoded = decode_audio(data, limits.max_audio_s, param)
-    return MultimodalPayload.of({"sample_rate": decoded.rate}, audio=decoded.samples)
+async def _load(state: ServerState, item: MediaItem) -> MultimodalPayload:
+    read = state.source.read if item.is_url else decode_base64
+    data = await state.pool.run(read, item.source, state.max_body, item.param)
+    job = DecodeJob(kind=item.kind, limits=state.limits, param=item.param, with_sound=item.with_sound)
+    return await state.decoder.decode(job, data)
 
 
 def sampling_of(state: ServerState, body: schema.Labels) -> dict[str, dict[str, Any]]:

@@ -18,15 +18,19 @@ from omnistage.entrypoints.http.transcripts import TranscriptStore
 from omnistage.entrypoints.http.video_jobs import VideoJobs
 from omnistage.errors import ErrorCode, RequestError
 from omnistage.media.audio_encode import PCM_RATE
+from omnistage.media.isolate import ChildDecoder, Decoder, ThreadDecoder
 from omnistage.media.pool import MediaPool
+from omnistage.media.source import MediaSource
 
 
 class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the HTTP front. `body_idle_timeout_s`: seconds without a byte of an expected body."""
+    """Bounds of the HTTP front. `body_idle_timeout_s`: seconds without a byte of an expected body; `isolate`: media are
+    decoded in processes of their own, as the configuration's `media` says."""
 
     media_threads: int = 2
     body_idle_timeout_s: float = 30.0
     bodies_in_flight: int = 8
+    isolate: bool = False
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +52,10 @@ class ServerState:
         self.engine, self.limits, self.options = engine, limits, options
         self.control: EngineControl | None = None
         self.pool = MediaPool(options.media_threads)
+        media = engine.config.media
+        self.source = MediaSource(media)
+        isolated = options.isolate and media.decode_processes > 0
+        self.decoder: Decoder = ChildDecoder(media) if isolated else ThreadDecoder(self.pool)
         self.max_body = limits.max_body_mb << 20
         self.budget = BodyBudget(self.max_body * options.bodies_in_flight)
         self.transcripts = TranscriptStore()

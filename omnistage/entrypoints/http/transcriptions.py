@@ -20,7 +20,7 @@ from omnistage.entrypoints.http.answers import (
 )
 from omnistage.entrypoints.http.asgi import JSON, Exchange
 from omnistage.entrypoints.http.events import Media, request_events
-from omnistage.entrypoints.http.inputs import audio_payload, unsupported
+from omnistage.entrypoints.http.inputs import unsupported
 from omnistage.entrypoints.http.multipart import read_form
 from omnistage.entrypoints.http.parse import convert_fields
 from omnistage.entrypoints.http.result import audio_usage
@@ -29,6 +29,7 @@ from omnistage.entrypoints.http.sse import event, json_bytes
 from omnistage.entrypoints.http.state import ServerState, new_id
 from omnistage.entrypoints.http.subtitles import to_srt, to_vtt
 from omnistage.errors import RequestError
+from omnistage.media.jobs import DecodeJob
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest, OmniRequestOutput, RequestMetrics
 
@@ -91,7 +92,8 @@ async def transcriptions(state: ServerState, exchange: Exchange) -> None:
     fields = convert_fields(dict(form.fields), TranscriptionForm)
     _check(state, fields, list(form.files))
     exchange.body = b""
-    payload = await state.pool.run(audio_payload, form.files["file"], state.limits, "file")
+    job = DecodeJob(kind="audio", limits=state.limits, param="file")
+    payload = await state.decoder.decode(job, form.files["file"])
     heard = Heard(payload["audio"].shape[1] / payload.meta["sample_rate"], fields.language or "")
     request = _request(fields)
     if fields.stream:
