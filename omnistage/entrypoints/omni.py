@@ -22,6 +22,8 @@ from omnistage.payload import Array, MultimodalPayload
 from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput, RequestMetrics
 
 Ask = str | Mapping[str, Any] | OmniRequest
+# Events that say how far an answer is, and are no part of it.
+PASSING = ("progress", "partial")
 OnOutput = Callable[[OmniRequestOutput], None]
 
 
@@ -61,6 +63,8 @@ class ResultBuilder:
         if output.finished:
             result.finish_reason, result.seed = output.finish_reason, output.seed
             result.metrics, result.error = output.metrics, output.error
+            return
+        if output.modality in PASSING:
             return
         result.text += output.text
         result.token_ids.extend(output.token_ids)
@@ -179,11 +183,11 @@ class Omni:
         lines = [self._omni.line(ask, given.get(ask.id) if isinstance(ask, OmniRequest) else None) for ask in asks]
         return list(await asyncio.gather(*(self._omni.collect(line, on_output) for line in lines)))
 
-    def generate_lines(self, lines: list[Line], on_end: Callable[[bool], None]) -> list[OmniResult]:
-        """The same for parsed lines; `on_end` hears of every event whether it was a request's last."""
+    def generate_lines(self, lines: list[Line], on_output: OnOutput) -> list[OmniResult]:
+        """The same for parsed lines."""
         asks: list[Ask] = [line.request for line in lines]
         media = {line.request.id: line.media for line in lines}
-        results: list[OmniResult] = self._call(self._all(asks, lambda output: on_end(output.finished), media))
+        results: list[OmniResult] = self._call(self._all(asks, on_output, media))
         return results
 
     def abort(self, request_id: str) -> bool:

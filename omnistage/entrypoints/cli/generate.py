@@ -6,9 +6,10 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from omnistage.entrypoints.media_files import write_media
 from omnistage.entrypoints.omni import Omni, OmniResult
 from omnistage.entrypoints.request_line import Line, parse_line
 from omnistage.errors import OmniError, RequestError
+from omnistage.request import OmniRequestOutput
 
 _FILE_NAME = re.compile(r"[\w.-]{1,128}")
 
@@ -38,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         lines = [line for line in parsed if isinstance(line, Line)]
         failed = [result for result in parsed if isinstance(result, OmniResult)]
         progress = Progress(len(lines))
+        for line in lines:
+            line.request.progress = progress.shown
         results = [*failed, *omni.generate_lines(lines, progress.update)]
         progress.close()
     for result in results:
@@ -109,18 +113,39 @@ def save(result: OmniResult, out: Path, *, save_tensors: bool) -> None:
 
 
 class Progress:
-    """A counter line on a terminal; silent elsewhere."""
+    """One line on a terminal: answers, denoising steps, seconds left. Silent elsewhere. `clock` gives seconds."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, sink: TextIO = sys.stderr, clock: Callable[[], float] = time.monotonic) -> None:
         self._total = total
+        self._sink = sink
+        self._clock = clock
+        self._began = clock()
         self._done = 0
-        self._shown = sys.stderr.isatty()
+        self._steps: dict[str, tuple[int, int]] = {}
 
-    def update(self, finished: bool) -> None:
-        self._done += finished
-        if self._shown and finished:
-            print(f"\r{self._done}/{self._total} answered", end="", file=sys.stderr, flush=True)
+    @property
+    def shown(self) -> bool:
+        return self._sink.isatty()
+
+    def update(self, output: OmniRequestOutput) -> None:
+        """Takes every event; draws after those that move something."""
+        moved = output.finished
+        self._done += output.finished
+        if output.modality == "progress" and output.payload is not None and "steps" in output.payload.meta:
+            meta = output.payload.meta
+            self._steps[output.request_id] = (int(meta["step"]), int(meta["steps"]))
+            moved = True
+        if moved and self.shown:
+            print(f"\r{self.line()}\x1b[K", end="", file=self._sink, flush=True)
+
+    def line(self) -> str:
+        text = f"{self._done}/{self._total} answered"
+        done, steps = (sum(column) for column in zip(*self._steps.values(), strict=True)) if self._steps else (0, 0)
+        if not done:
+            return text
+        left = (self._clock() - self._began) * (steps - done) / done
+        return f"{text}, step {done} of {steps}, {left:.0f} s left"
 
     def close(self) -> None:
-        if self._shown:
-            print(file=sys.stderr)
+        if self.shown:
+            print(file=self._sink)

@@ -25,6 +25,7 @@ from omnistage.entrypoints.http.openapi import openapi_document
 from omnistage.entrypoints.http.pages import read_page
 from omnistage.entrypoints.http.routes import ROUTES, Route, RouteRight, RouteTable
 from omnistage.entrypoints.http.state import HttpOptions, ServerState, new_id
+from omnistage.entrypoints.realtime.socket import RealtimeServer
 from omnistage.errors import HTTP_STATUS, ErrorCode, ErrorInfo, OmniError, RequestError
 
 logger = logging.getLogger("omnistage.http")
@@ -42,6 +43,7 @@ class HttpApp:
         self.state = state
         self._keys = keys
         self._table = RouteTable(routes)
+        self._realtime = RealtimeServer(state.limits.max_running, keyed=keys is not None)
         state.pages = {name: read_page(name) for name in ("index.html", "docs.html")}
         state.pages["openapi.json"] = openapi_document(routes, state.version)
         self._owned = {key.digest: state.owned_by(key.salt) for key in keys.keys} if keys is not None else {}
@@ -60,7 +62,7 @@ class HttpApp:
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1008})
+            await self._socket(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -78,6 +80,14 @@ class HttpApp:
         if right == "admin":
             raise RequestError("admin routes need a server with API keys (--api-keys)", code=ErrorCode.FORBIDDEN)
         return self.state
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.state.metrics.started()
+        status = 0
+        try:
+            status = await self._realtime.serve(scope, receive, send, lambda scope: self.admit(scope, "infer"))
+        finally:
+            self.state.metrics.finished("websocket", status)
 
     async def _http(self, exchange: Exchange) -> None:
         methods, exchange.path_tail = self._table.find(exchange.path) or ({}, "")

@@ -13,7 +13,11 @@ import soundfile
 import yaml
 
 from omnistage.config.resolve import resolve_config
+from omnistage.entrypoints.cli.generate import Progress
 from omnistage.entrypoints.cli.main import main
+from omnistage.entrypoints.omni import Omni
+from omnistage.payload import MultimodalPayload
+from omnistage.request import OmniRequestOutput
 from omnistage.testing.closed_form import text_of_wave, wave_of
 
 INLINE = ("--set", "placement=inline")
@@ -114,3 +118,28 @@ def test_doctor_names_versions_and_says_ready(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "torch 2.13.0" in out
     assert out.rstrip().endswith("ready to serve")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_line_counts_answers_and_steps_and_tells_the_time_left() -> None:
+    now, terminal = [0.0], Terminal()
+    progress = Progress(2, terminal, lambda: now[0])
+    for request, step in (("a", 5), ("b", 15)):
+        now[0] += 5
+        payload = MultimodalPayload(meta={"step": step, "steps": 20})
+        progress.update(OmniRequestOutput(request_id=request, modality="progress", payload=payload))
+    assert progress.line() == "0/2 answered, step 20 of 40, 10 s left"
+    progress.update(OmniRequestOutput(request_id="a", finished=True))
+    assert "1/2 answered" in terminal.getvalue()
+
+
+def test_steps_are_no_part_of_the_answer(tmp_path: Path) -> None:
+    with Omni("toydit", placement="inline") as omni:
+        request = {"id": "a", "task": "image", "prompt": "x", "progress": True, "num_inference_steps": 3}
+        (result,) = omni.generate(request)
+    assert "step" not in result.meta
+    assert result.tensors["image"].shape == (1, 32, 32, 3)

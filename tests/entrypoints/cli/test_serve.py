@@ -28,6 +28,14 @@ def ask(server: Server, text: str, timeout: float = 30) -> httpx.Response:
     return httpx.post(server.address + "/v1/chat/completions", json=body, timeout=timeout)
 
 
+def wait_running(server: Server, count: int) -> None:
+    """Returns when so many requests run."""
+    deadline = time.monotonic() + 20
+    while f"omnistage_requests_running {count}.0" not in server.get("/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def content(response: httpx.Response) -> str:
     text: str = response.json()["choices"][0]["message"]["content"]
     return text
@@ -38,7 +46,7 @@ def test_signal_finishes_work_in_flight_and_exits_zero_leaving_nothing(tmp_path:
     with serving(tmp_path, "echo3", *SLOW) as server, ThreadPoolExecutor(8) as pool:
         children = psutil.Process(server.process.pid).children(recursive=True)
         answers = [pool.submit(ask, server, f"finish {i} " * 5) for i in range(8)]
-        time.sleep(0.3)
+        wait_running(server, 8)
         os.kill(server.process.pid, number)
         assert [content(a.result()) for a in answers] == [f"finish {i} " * 5 for i in range(8)]
         assert server.process.wait(10) == 0
