@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from omnistage.config.model import StageConfig
 from omnistage.models.hunyuan_image3.checkpoint import Checkpoint, read_checkpoint
 from omnistage.models.hunyuan_image3.components import Components
 from omnistage.models.hunyuan_image3.drawing_stage import Drawer
+from omnistage.models.hunyuan_image3.text_stage import Talk, Writer
 from omnistage.models.hunyuan_image3.vocabulary import Vocabulary
 from omnistage.shared import SharedObjects
+from omnistage.stages.ar.engine import AREngine
+from omnistage.stages.ar.torch_backend import TorchBackend
 from tests.models.hunyuan_image3.harness import FOLDER
 
 Near = Callable[[str, Any], None]
@@ -81,3 +85,14 @@ def distilled_drawer(distilled_folder: Path) -> Drawer:
     checkpoint = read_checkpoint(distilled_folder)
     components = Components(checkpoint, torch.device("cpu"), torch.float32, SharedObjects())
     return Drawer(components, Vocabulary.load(checkpoint))
+
+
+@pytest.fixture
+def text_engine(components: Components, vocabulary: Vocabulary) -> Iterator[AREngine[Talk]]:
+    """The text stage with room for 4096 tokens, of which a step computes at most 100."""
+    settings = StageConfig(name="ar", kind="ar", token_budget=100)
+    engine = AREngine(TorchBackend(Writer(components, vocabulary), settings, blocks=256), settings)
+    yield engine
+    assert engine.request_ids() == frozenset()
+    engine.check_integrity()
+    engine.close()

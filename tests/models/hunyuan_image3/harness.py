@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from omnistage.config.model import OmniConfig
 from omnistage.config.resolve import resolve_config
 from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.entrypoints.omni import OmniResult, ResultBuilder
-from omnistage.models.hunyuan_image3.ask import read_ask
 from omnistage.models.hunyuan_image3.drawing_stage import Drawer
 from omnistage.models.hunyuan_image3.flight import Flight
 from omnistage.models.hunyuan_image3.pipeline import plan
+from omnistage.models.hunyuan_image3.text_stage import Talk
 from omnistage.payload import Array, MultimodalPayload
 from omnistage.request import OmniRequest
-from omnistage.stages.base import InputChunk, StageRequest
+from omnistage.sampling import sampling_params
+from omnistage.stages.ar.engine import AREngine
+from omnistage.stages.base import Emission, InputChunk, StageRequest
 
 FOLDER = Path(__file__).parent / "data"
 REFERENCE: dict[str, Any] = json.loads((FOLDER / "reference.json").read_text())
@@ -103,12 +106,20 @@ def overrides(variant: str, **more: Any) -> dict[str, Any]:
 
 
 def visit(
-    ask: dict[str, Any], stage: str = "dit", *, variant: str = "dit", folder: Path = FOLDER, request_id: str = "r"
+    ask: dict[str, Any],
+    stage: str = "dit",
+    *,
+    variant: str = "dit",
+    folder: Path = FOLDER,
+    request_id: str = "r",
+    handover: bool = True,
 ) -> tuple[StageRequest, list[InputChunk]]:
     """A request as a stage sees it, and the chunks of its pictures."""
     outputs = ("image", "latents") if stage == "dit" else ("text",)
-    request, media = submission(request_id, ask, outputs)
-    planned = plan(request, media, config(variant, folder))
+    request, media = submission(request_id, ask, ("text", "latents") if variant == "ar_dit" else outputs)
+    switch = {"stages.dit.kv_handover": handover} if variant == "ar_dit" else {}
+    settings = config(variant, folder, **switch)
+    planned = plan(request, media, settings)
     chunks = [
         InputChunk(request_id=request_id, port=item.port, seq=0, final=True, payload=item.payload)
         for item in planned.inputs
@@ -118,8 +129,9 @@ def visit(
         StageRequest(
             request_id=request_id,
             inputs=(*(item.port for item in planned.inputs), *handed),
-            outputs=(*outputs, "thoughts", "kv"),
+            outputs=(*outputs, "thoughts", "kv") if stage == "ar" else outputs,
             params=planned.params[stage],
+            sampling=sampling_params(stage, planned.params[stage].get("sampling", {}), request.sampling.get(stage, {})),
             seed=request.seed or 0,
         ),
         chunks,
@@ -145,5 +157,38 @@ def draw(drawer: Drawer, flights: list[Flight]) -> list[Array]:
     return [flight.ready().latents.numpy() for flight in flights]
 
 
-def ask_of(ask: dict[str, Any], **where: Any) -> Any:
-    return read_ask(visit(ask, **where)[0].params)
+def think(engine: AREngine[Talk], ask: dict[str, Any], **where: Any) -> list[Emission]:
+    """Everything that the text stage gives out for a request of the deployment `ar_dit`."""
+    request, chunks = visit(ask, "ar", variant="ar_dit", **where)
+    engine.add(request)
+    for chunk in chunks:
+        engine.feed(chunk)
+    emissions: list[Emission] = []
+    while engine.has_work():
+        output = engine.step()
+        emissions += output.emissions
+        assert all(end.error is None for end in output.finished)
+    engine.check_integrity()
+    return emissions
+
+
+def handed(emissions: list[Emission]) -> list[InputChunk]:
+    """The chunks of a text stage for the drawing stage."""
+    chunks: list[InputChunk] = []
+    for port in ("thoughts", "kv"):
+        own = [emission for emission in emissions if emission.port == port]
+        chunks += [
+            InputChunk(request_id=e.request_id, port=port, seq=seq, final=e.final, payload=e.payload)
+            for seq, e in enumerate(own)
+        ]
+    return chunks
+
+
+def begin_handed(drawer: Drawer, ask: dict[str, Any], chunks: list[InputChunk], **where: Any) -> Flight:
+    """A request in the drawing stage of `ar_dit` that has got what the text stage gave."""
+    flight = begin(drawer, ask, variant="ar_dit", **where)
+    for chunk in chunks:
+        payload = MultimodalPayload(dict(chunk.payload.tensors), dict(chunk.payload.meta))
+        drawer.feed(flight, msgspec.structs.replace(chunk, payload=payload))
+    assert drawer.ready(flight)
+    return flight
