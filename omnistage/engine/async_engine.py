@@ -10,7 +10,7 @@ from types import TracebackType
 
 import msgspec
 
-from omnistage.config.model import OmniConfig, PipelineConfig
+from omnistage.config.model import OmniConfig, PipelineConfig, RequestPlan
 from omnistage.config.registry import load_pipeline
 from omnistage.engine.admission import Admission
 from omnistage.engine.client import Health, ReplicaHealth
@@ -126,6 +126,7 @@ class AsyncOmniEngine:
             raise RequestError(f"{self._pipeline.name} has no task {request.task!r}; it has {known}", param="task")
         self._check_stage_names(request)
         plan = self._pipeline.plan(request, media, self._config)
+        _check_plain(request, plan)
         await self._admission.enter(request.priority)
         try:
             if request.id in self._orchestrator.records:
@@ -245,6 +246,17 @@ class AsyncOmniEngine:
         self.runtime.client_hub.check_integrity()
         if self.runtime.client_hub.held():
             raise IntegrityError("the client's connector still stores payloads")
+
+
+def _check_plain(request: OmniRequest, plan: RequestPlan) -> None:
+    """Raises RequestError for what no message between stages can carry: text with lone surrogates, numbers beyond 64
+    bits, objects. Found here it is an error of this request; found later it would cost every request of a stage."""
+    try:
+        msgspec.msgpack.encode((request.id, request.owner, request.seed, request.priority, plan.params))
+        for item in plan.inputs:
+            msgspec.msgpack.encode(item.payload.header())
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise RequestError("the request has text or numbers that cannot be encoded", param="body") from None
 
 
 async def _next_event(record: RequestRecord) -> ClientEvent:
