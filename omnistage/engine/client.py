@@ -66,8 +66,8 @@ class EngineClient(Protocol):
 class EngineControl(Protocol):
     """Commands for the operator of an engine. Stages that share a process act together; all of them are returned.
 
-    Raises RequestError for an unknown stage, OmniError(UNAVAILABLE) when the stage is not in a state for the command
-    or does not finish its work in time: it is as before then.
+    Raises RequestError for an unknown stage or one that is not in a state for the command, OmniError(UNAVAILABLE) when
+    the stage does not finish its work in time: it is as before then.
     """
 
     async def sleep(self, stage: str) -> list[str]:

@@ -74,7 +74,7 @@ class Maintenance:
             for replica in (self._runtime.replicas[each] for each in host.replicas):
                 if replica.state != state:
                     text = f"stage {replica.id.stage} is {replica.state}, not {state}"
-                    raise OmniError(text, code=ErrorCode.UNAVAILABLE, stage=replica.id.stage, retry_after_s=1.0)
+                    raise RequestError(text, param="stage", stage=replica.id.stage)
         return hosts
 
     def _mark(self, hosts: list[HostPlan], state: str, *, planned: bool) -> None:

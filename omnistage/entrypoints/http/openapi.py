@@ -21,7 +21,7 @@ def openapi_document(routes: Sequence[Route], version: str) -> bytes:
     refs = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, refs)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, refs, components)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "OmniStage", "version": version},
@@ -31,7 +31,7 @@ def openapi_document(routes: Sequence[Route], version: str) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _operation(route: Route, refs: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _operation(route: Route, refs: dict[Any, dict[str, Any]], components: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in route.media_types}
     if route.answer is not None:
         content["application/json"] = {"schema": refs[route.answer]}
@@ -42,15 +42,20 @@ def _operation(route: Route, refs: dict[Any, dict[str, Any]]) -> dict[str, Any]:
         "responses": {"200": {"description": "answer", "content": content}, "default": failure},
     }
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _body(route, refs)}
+        operation["requestBody"] = {"required": True, "content": _body(route, refs, components)}
     if "{" in route.path:
         name = route.path.partition("{")[2].rstrip("}")
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     return operation
 
 
-def _body(route: Route, refs: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _body(route: Route, refs: dict[Any, dict[str, Any]], components: dict[str, Any]) -> dict[str, Any]:
     if not route.form:
         return {"application/json": {"schema": refs[route.body]}}
-    upload = {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
-    return {"multipart/form-data": {"schema": {"allOf": [refs[route.body], upload]}}}
+    fields = components[route.body.__name__]
+    upload = {route.form: {"type": "string", "format": "binary"}}
+    whole = fields | {
+        "properties": fields["properties"] | upload,
+        "required": [*fields.get("required", ()), route.form],
+    }
+    return {"multipart/form-data": {"schema": whole}}

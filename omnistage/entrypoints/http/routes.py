@@ -23,7 +23,8 @@ RouteRight = Literal["open", "infer", "metrics", "admin"]
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One entry. A path that ends in "/{name}" matches everything below it.
 
-    `body` and `answer` are the JSON shapes; `form` says that the body is multipart; `media_types` are other answers.
+    `body` and `answer` are the JSON shapes; a body with `form` is multipart, and that is the name of its file part;
+    `media_types` are other answers.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -31,7 +32,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     handler: Handler
     scope: RouteRight
     body: Any = None
-    form: bool = False
+    form: str = ""
     answer: Any = None
     media_types: tuple[str, ...] = ()
 
@@ -88,7 +89,7 @@ ROUTES: tuple[Route, ...] = (
         handler=transcriptions,
         scope="infer",
         body=schema.TranscriptionForm,
-        form=True,
+        form="file",
         answer=answers.VerboseTranscription,
         media_types=("text/plain", "text/vtt", _EVENTS),
     ),
@@ -107,7 +108,7 @@ ROUTES: tuple[Route, ...] = (
         handler=images.edits,
         scope="infer",
         body=media_schema.ImageEditForm,
-        form=True,
+        form="image",
         answer=media_schema.ImagesAnswer,
         media_types=(_EVENTS,),
     ),
