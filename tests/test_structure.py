@@ -26,6 +26,7 @@ SUPERVISORS = {
     "runtime/loop.py": 2,
     "runtime/replica.py": 1,
     "entrypoints/http/app.py": 1,
+    "entrypoints/realtime/socket.py": 1,
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -343,11 +343,11 @@ async def test_connection_stays_open_between_requests(server: Running, monkeypat
     wire.cut()
 
 
-async def test_websocket_is_refused(server: Running) -> None:
+async def test_unknown_websocket_is_refused(server: Running) -> None:
     wire = await Wire.open(server)
-    upgrade = "GET /v1/realtime HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+    upgrade = "GET /v1/other HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
     wire.writer.write(
         f"{upgrade}sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n".encode()
     )
-    assert await wire.status() == 403
+    assert await wire.status() == 404
     wire.cut()

@@ -1,0 +1,58 @@
+"""A response's settings over the session's -> the engine request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omnistage.entrypoints.http.inputs import voice_of
+from omnistage.entrypoints.http.state import ServerState, new_id
+from omnistage.entrypoints.realtime.conversation import Item, engine_messages
+from omnistage.entrypoints.realtime.events import ResponseFields, Session
+from omnistage.entrypoints.realtime.refusal import Refusal
+from omnistage.entrypoints.realtime.response import ResponsePlan
+from omnistage.request import OmniRequest
+
+
+def plan_response(state: ServerState, session: Session, fields: ResponseFields, items: list[Item]) -> ResponsePlan:
+    """Raises Refusal or RequestError when the response cannot be given as asked; `items` are what it answers."""
+    modality = (fields.output_modalities or session.output_modalities)[0]
+    if modality not in state.capabilities.output_modalities:
+        message = f"response.output_modalities: {modality!r} is not offered by this model"
+        raise Refusal("invalid_value", message, "response.output_modalities")
+    instructions = session.instructions if fields.instructions is None else fields.instructions
+    messages, media = engine_messages(instructions, items, state.limits.max_input_chars)
+    if all(message["role"] == "system" for message in messages):
+        raise Refusal("invalid_value", "there is nothing to answer: the conversation has no message of the user")
+    asked = fields.audio.output
+    voice = voice_of(state, asked.voice or session.audio.output.voice, "response.audio.output.voice")
+    limit = fields.max_output_tokens or session.max_output_tokens
+    sampling: dict[str, Any] = {} if limit == "inf" else {"": {"max_tokens": limit}}
+    speed = session.audio.output.speed
+    speaks = modality == "audio"
+    request = OmniRequest(
+        id=new_id("resp_"),
+        task="chat",
+        messages=messages,
+        modalities=_engine_modalities(state, modality),
+        voice=voice if speaks else None,
+        sampling=sampling,
+        params={"speed": speed} if speaks and speed != 1.0 else {},
+    )
+    return ResponsePlan(
+        request=request,
+        media=media,
+        speaks=speaks,
+        format=(asked.format or session.audio.output.format).type,
+        voice=voice,
+        max_output_tokens=limit,
+        conversation_id=None,
+        metadata=fields.metadata,
+        text_stages=state.capabilities.text_stages,
+        sample_rate=state.sample_rate,
+    )
+
+
+def _engine_modalities(state: ServerState, modality: str) -> tuple[str, ...]:
+    """Speech brings its text: it is the transcript."""
+    offered = state.capabilities.output_modalities
+    return tuple(name for name in ("text", "audio") if name in offered and name in ("text", modality))

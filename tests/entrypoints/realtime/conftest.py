@@ -1,0 +1,3 @@
+from tests.entrypoints.http.conftest import Running, Start, server, start
+
+__all__ = ["Running", "Start", "server", "start"]
