@@ -273,7 +273,7 @@ class _Resolver:
             )
         self._set(self._stages[stage], _ALIASES.get(key, key), STAGE_KEYS, entry)
         self._origins[f"stages.{stage}.{key}"] = entry.origin
-        by_pipeline = self._origins.get(f"stages.{stage}.co_located_with") == "pipeline"
+        by_pipeline = bool(self._stages[stage].get("co_located_with")) and f"stages.{stage}.with" not in self._origins
         if key == "placement" and entry.value == "process" and by_pipeline:
             self._leave_host(stage, entry)
 

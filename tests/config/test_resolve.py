@@ -130,3 +130,12 @@ def test_missing_deploy_file_is_named() -> None:
 def test_unknown_override_is_an_error(override: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"unknown key or name .*\(override"):
         resolve_config("echo3", None, override)
+
+
+def test_a_process_of_its_own_undoes_the_co_location_that_the_pipeline_chose(tmp_path: Path) -> None:
+    folder = Path(__file__).parent.parent / "models" / "hunyuan_image3" / "data"
+    assert resolve_config(str(folder)).stages["dit"].co_located_with == "ar"
+    apart = resolve_config(str(folder), write(tmp_path, "stages: {dit: {placement: process}}"))
+    assert (apart.stages["dit"].placement, apart.stages["dit"].co_located_with) == ("process", "")
+    with pytest.raises(ConfigError, match="needs placement: inline"):
+        resolve_config(str(folder), write(tmp_path, "stages: {dit: {with: ar, placement: process}}"))

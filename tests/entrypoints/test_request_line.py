@@ -88,3 +88,10 @@ def test_pickled_array_is_refused(folder: Path) -> None:
     np.save(folder / "evil.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(RequestError, match=r"cannot read evil\.npy"):
         line(folder, prompt="p", image="evil.npy")
+
+
+def test_images_become_media_whether_bare_or_named(folder: Path) -> None:
+    parsed = line(folder, prompt="p", images=["p.png", {"image": "p.png"}, {"media": "given"}])
+    first, second, third = parsed.request.params["images"]
+    assert third == {"media": "given"}
+    assert [parsed.media[item["media"]]["image"].shape for item in (first, second)] == [(4, 6, 3)] * 2

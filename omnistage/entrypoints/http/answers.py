@@ -61,11 +61,26 @@ class MessageAudio(msgspec.Struct):
     transcript: str
 
 
+class PictureUrl(msgspec.Struct):
+    """A data URL."""
+
+    url: str
+
+
+class PicturePart(msgspec.Struct):
+    image_url: PictureUrl
+    type: Literal["image_url"] = "image_url"
+
+
 class AssistantAnswer(msgspec.Struct):
+    """`reasoning_content` is what a thinking model thought before its answer; `images` are pictures that it drew."""
+
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     audio: MessageAudio | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    images: list[PicturePart] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -100,6 +115,8 @@ class Delta(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     audio: DeltaAudio | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    images: list[PicturePart] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):

@@ -1,9 +1,10 @@
-"""POST /v1/chat/completions: text, or text with speech; whole or streamed."""
+"""POST /v1/chat/completions: text, with speech or pictures where the model gives them; whole or streamed."""
 
 from __future__ import annotations
 
 import time
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,6 +19,7 @@ from omnistage.entrypoints.http.answers import (
     Delta,
     DeltaAudio,
     MessageAudio,
+    PicturePart,
     TokenLogprob,
     Usage,
 )
@@ -26,7 +28,8 @@ from omnistage.entrypoints.http.audio_out import AudioCollector, AudioStream, ba
 from omnistage.entrypoints.http.events import Media, choice_events
 from omnistage.entrypoints.http.inputs import MessageReader, choice_requests, load_media, sampling_of, voice_of
 from omnistage.entrypoints.http.parse import decode_json
-from omnistage.entrypoints.http.result import ChoiceResult, usage_of
+from omnistage.entrypoints.http.pictures_out import picture_parts
+from omnistage.entrypoints.http.result import ChoiceResult, is_reasoning, usage_of
 from omnistage.entrypoints.http.schema import ChatRequest
 from omnistage.entrypoints.http.sse import DONE, event, json_bytes
 from omnistage.entrypoints.http.state import ServerState, new_id
@@ -35,7 +38,10 @@ from omnistage.errors import RequestError
 from omnistage.request import OmniRequest, OmniRequestOutput
 
 _decoder = msgspec.json.Decoder(ChatRequest)
-MODALITIES = ("text", "audio")
+MODALITIES = ("text", "audio", "image")
+_MODEL_FIELDS = (
+    "bot_task", "use_system_prompt", "size", "height", "width", "num_inference_steps", "guidance_scale", "flow_shift",
+)  # fmt: skip
 
 
 class ChatJob(msgspec.Struct, kw_only=True):
@@ -77,7 +83,7 @@ async def _job(state: ServerState, body: ChatRequest) -> ChatJob:
         priority=body.priority,
         timeout=body.timeout,
         stream=bool(body.stream),
-        params={"mm_processor_kwargs": body.mm_processor_kwargs} if body.mm_processor_kwargs else {},
+        params=_model_params(body),
     )
     audio_format = encoder_name(body.audio.format if body.audio else "wav") if "audio" in modalities else ""
     return ChatJob(
@@ -88,6 +94,19 @@ async def _job(state: ServerState, body: ChatRequest) -> ChatJob:
         id=request.id,
         created=int(time.time()),
     )
+
+
+def _model_params(body: ChatRequest) -> dict[str, Any]:
+    """The model's own parameters, by their names."""
+    given = msgspec.structs.asdict(body)
+    params = {name: given[name] for name in _MODEL_FIELDS if given[name] is not None}
+    if body.mm_processor_kwargs:
+        params["mm_processor_kwargs"] = body.mm_processor_kwargs
+    for name, value in body.params.items():
+        if name in given:
+            raise RequestError(f"params.{name}: give it as a field of its own", param=f"params.{name}")
+        params[name] = value
+    return params
 
 
 def _modalities(state: ServerState, body: ChatRequest) -> tuple[str, ...]:
@@ -107,19 +126,23 @@ def _modalities(state: ServerState, body: ChatRequest) -> tuple[str, ...]:
 async def _whole(state: ServerState, exchange: Exchange, job: ChatJob) -> None:
     results = [ChoiceResult(index, job.body.return_metrics) for index in range(len(job.requests))]
     sounds = [AudioCollector(state, job.audio_format) if job.audio_format else None for _ in results]
+    pictures: list[list[PicturePart]] = [[] for _ in results]
     async with aclosing(choice_events(state.engine, job.requests, job.media)) as events:
         async for index, output in events:
             results[index].note(output)
             sound = sounds[index]
             if sound is not None:
                 sound.feed(output.payload)
-    choices = [await _choice(state, result, sound) for result, sound in zip(results, sounds, strict=True)]
+            pictures[index] += await picture_parts(state, output)
+    choices = [await _choice(state, *parts) for parts in zip(results, sounds, pictures, strict=True)]
     usage = usage_of(results, state.capabilities.text_stages, len(results))
     answer = ChatCompletion(job.id, job.created, state.model, choices, usage, system_fingerprint=state.fingerprint)
     await exchange.answer(200, JSON, json_bytes(answer))
 
 
-async def _choice(state: ServerState, result: ChoiceResult, sound: AudioCollector | None) -> ChatChoice:
+async def _choice(
+    state: ServerState, result: ChoiceResult, sound: AudioCollector | None, pictures: list[PicturePart]
+) -> ChatChoice:
     assert result.finish is not None
     message = AssistantAnswer(result.text)
     if sound is not None:
@@ -127,6 +150,10 @@ async def _choice(state: ServerState, result: ChoiceResult, sound: AudioCollecto
         audio_id = new_id("audio_")
         state.transcripts.keep(audio_id, result.text)
         message = AssistantAnswer(None, audio=MessageAudio(audio_id, data, int(time.time()) + LIFETIME_S, result.text))
+    if result.reasoning:
+        message.reasoning_content = result.reasoning
+    if pictures:
+        message.images = pictures
     logprobs = ChatLogprobs(result.logprobs) if result.logprobs else None
     return ChatChoice(result.index, message, result.finish, logprobs, result.seed, result.shown_metrics)
 
@@ -149,7 +176,11 @@ class _ChoiceStream:
             self._opened = True
             chunks.append(self._chunk(self._first()))
         if (output.text and output.modality == "text") or logprobs:
-            chunks.append(self._chunk(self._text(output.text), logprobs))
+            delta = Delta(reasoning_content=output.text) if is_reasoning(output) else self._text(output.text)
+            chunks.append(self._chunk(delta, logprobs))
+        pictures = await picture_parts(self._state, output)
+        if pictures:
+            chunks.append(self._chunk(Delta(images=pictures)))
         if self._audio is not None:
             data = await self._audio.feed(output.payload)
             chunks += self._data(data)

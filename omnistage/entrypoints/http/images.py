@@ -25,6 +25,7 @@ from omnistage.entrypoints.http.media_schema import (
 )
 from omnistage.entrypoints.http.multipart import Form, read_form
 from omnistage.entrypoints.http.parse import convert_fields, decode_json
+from omnistage.entrypoints.http.result import is_reasoning
 from omnistage.entrypoints.http.sse import DONE, event, json_bytes
 from omnistage.entrypoints.http.state import ServerState, new_id
 from omnistage.errors import ErrorCode, OmniError, RequestError
@@ -147,7 +148,7 @@ async def _whole(state: ServerState, exchange: Exchange, ask: Ask, media: Media,
     async with aclosing(choice_events(state.engine, requests, media)) as events:
         async for index, output in events:
             last = output if output.finished and index == 0 else last
-            texts[index] += output.text
+            texts[index] += "" if is_reasoning(output) else output.text
             found[index] += [await pictures.encode(array) for array in _images(output)]
     if not all(found):
         raise OmniError("the model gave no picture", code=ErrorCode.INTERNAL)

@@ -28,6 +28,7 @@ class ChoiceResult:
     def __init__(self, index: int, want_metrics: bool) -> None:
         self.index = index
         self.text_parts = list[str]()
+        self.reasoning_parts = list[str]()
         self.logprobs = list[TokenLogprob]()
         self.text_stages = set[str]()
         self.finish: Finish | None = None
@@ -40,6 +41,11 @@ class ChoiceResult:
         return "".join(self.text_parts)
 
     @property
+    def reasoning(self) -> str:
+        """What the model thought before its answer."""
+        return "".join(self.reasoning_parts)
+
+    @property
     def shown_metrics(self) -> RequestMetrics | UnsetType:
         return self.metrics if self._want_metrics else UNSET
 
@@ -48,7 +54,7 @@ class ChoiceResult:
         logprobs = list[TokenLogprob]()
         if event.modality == "text":
             self.text_stages.add(event.stage)
-            self.text_parts.append(event.text)
+            (self.reasoning_parts if is_reasoning(event) else self.text_parts).append(event.text)
             if event.payload is not None and "logprobs" in event.payload.meta:
                 logprobs = [_token_logprob(entry) for entry in event.payload.meta["logprobs"]]
                 self.logprobs += logprobs
@@ -64,6 +70,11 @@ class ChoiceResult:
             self.seed = event.seed
         if event.metrics is not None:
             self.metrics = event.metrics
+
+
+def is_reasoning(event: OmniRequestOutput) -> bool:
+    """True for text that is thought, not said."""
+    return event.payload is not None and event.payload.meta.get("reasoning") is True
 
 
 def _token_logprob(entry: dict[str, Any]) -> TokenLogprob:

@@ -23,6 +23,8 @@ StopStrings = Annotated[list[StopString], Meta(max_length=16)]
 TokenKey = Annotated[str, Meta(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+# Seconds. What no request could keep is no deadline.
+Timeout = Annotated[float, Meta(ge=1, le=86_400)]
 StageSampling = Annotated[dict[str, dict[str, Any]], Meta(max_length=64)]
 
 
@@ -38,7 +40,7 @@ class Labels(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: Label | None = None
     seed: Seed | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
-    timeout: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    timeout: Timeout | None = None
     sampling: StageSampling = {}
     return_metrics: bool = False
 
@@ -151,10 +153,12 @@ class PastAudio(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True, kw_only=True):
-    """An earlier answer, as this server gave it: the fields that are always null may be sent back as null."""
+    """An earlier answer, as this server gave it: the fields that are always null may be sent back as null. What was
+    thought before it is no part of the conversation."""
 
     content: Text | AssistantParts | None = None
     audio: PastAudio | None = None
+    reasoning_content: Text | None = None
     name: Label | None = None
     refusal: Text | None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
@@ -177,7 +181,8 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatRequest(TextSampling, kw_only=True):
-    """Body of POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions. From `bot_task` on: for models that draw; `params` holds others by their own
+    names."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
     modalities: Annotated[list[Name], Meta(min_length=1, max_length=8)] | None = None
@@ -187,6 +192,15 @@ class ChatRequest(TextSampling, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_LIMIT)] | None = None
     response_format: ResponseFormat | None = None
     mm_processor_kwargs: dict[str, Any] = {}
+    bot_task: Annotated[str, Meta(max_length=64)] | None = None
+    use_system_prompt: Annotated[str, Meta(max_length=32_768)] | None = None
+    size: Annotated[str, Meta(max_length=16)] | None = None
+    height: Annotated[int, Meta(ge=1, le=16_384)] | None = None
+    width: Annotated[int, Meta(ge=1, le=16_384)] | None = None
+    num_inference_steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    guidance_scale: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    flow_shift: Annotated[float, Meta(gt=0.0, le=1000.0)] | None = None
+    params: Annotated[dict[str, Any], Meta(max_length=64)] = {}
 
 
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS_LIMIT)]
@@ -230,4 +244,4 @@ class TranscriptionForm(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     stream: bool = False
     seed: Seed | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
-    timeout: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    timeout: Timeout | None = None

@@ -37,11 +37,11 @@ class WeightFiles:
             raise ConfigError("hunyuan_image3: the folder has no .safetensors file", param="model")
         for file in files:
             with _opened(file) as content:
-                for name in content.keys():  # noqa: SIM118 - no mapping
-                    if name in self._file_of:
-                        first = self._file_of[name].name
-                        raise ConfigError(f"hunyuan_image3: {name} is in {first} and in {file.name}", param="model")
-                    self._file_of[name] = file
+                names = list(content.keys())
+            for name in names:
+                first = self._file_of.setdefault(name, file)
+                if first is not file:
+                    raise ConfigError(f"hunyuan_image3: {name} is in {first.name} and in {file.name}", param="model")
 
     @torch.no_grad()
     def fill(self, slots: Iterable[Slot]) -> None:
