@@ -18,9 +18,10 @@ from omnistage.ops.paged_attention import AttentionPlan
 class Backbone(nn.Module):
     """Token embedding and layers. Stateless, so that stages of one process may share it."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, experts: str = "eager") -> None:
+        """`experts` is the library's name of an implementation of the expert layers."""
         super().__init__()
-        config = library_config(checkpoint)
+        config = library_config(checkpoint, experts)
         self.embed = nn.Embedding(checkpoint.vocab, checkpoint.hidden)
         self.layers = nn.ModuleList([HunYuanMoEV1DecoderLayer(config, index) for index in range(checkpoint.layers)])
 
@@ -47,7 +48,7 @@ class TextHead(nn.Module):
         return logits.float()
 
 
-def library_config(checkpoint: Checkpoint) -> Any:
+def library_config(checkpoint: Checkpoint, experts: str) -> Any:
     """The configuration of the library's layers."""
     config = HunYuanMoEV1Config(
         vocab_size=checkpoint.vocab,
@@ -66,7 +67,7 @@ def library_config(checkpoint: Checkpoint) -> Any:
         moe_topk=list(checkpoint.top_k),
     )
     config._attn_implementation = IMPLEMENTATION
-    config._experts_implementation = "eager"
+    config._experts_implementation = experts
     return config
 
 

@@ -41,7 +41,11 @@ class Components:
         return torch.autocast(self.device.type, torch.float16, enabled=enabled)
 
     def backbone(self) -> Backbone:
-        return self._get("backbone", lambda: Backbone(self.checkpoint), lambda m: backbone_slots(m, self.checkpoint))
+        # Looping over experts waits for the device at each of them.
+        experts = "eager" if self.device.type == "cpu" else "grouped_mm"
+        return self._get(
+            "backbone", lambda: Backbone(self.checkpoint, experts), lambda m: backbone_slots(m, self.checkpoint)
+        )
 
     def text_head(self) -> TextHead:
         return self._get("text_head", lambda: TextHead(self.checkpoint), head_slots)

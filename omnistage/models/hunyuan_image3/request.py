@@ -96,12 +96,14 @@ def read_request(
 
 
 def _outputs(request: OmniRequest, given: Given) -> tuple[str, ...]:
+    """The client's ports. `return_latents` adds the latents to a picture; it does not ask for one."""
     usual = ("text", "image") if request.task == "image" else ("text",)
     wanted = usual if request.modalities is None else request.modalities
     for name in wanted:
         if name not in OUTPUTS:
             raise RequestError(f"no modality {name!r}; this model gives {', '.join(OUTPUTS)}", param="modalities")
-    return tuple(dict.fromkeys((*wanted, *(("latents",) if given.return_latents else ()))))
+    draws = any(name in DRAWN for name in wanted)
+    return tuple(dict.fromkeys((*wanted, *(("latents",) if draws and given.return_latents else ()))))
 
 
 def _usual_task(request: OmniRequest, checkpoint: Checkpoint, *, draws: bool, thinks: bool) -> str:

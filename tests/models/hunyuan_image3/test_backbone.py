@@ -131,3 +131,15 @@ def test_pieces_are_cut_to_the_rows_asked_for() -> None:
     assert [[piece.rows for piece in cut_pieces(pieces, stop)] for stop in (0, 2, 4, 6, 9)] == [
         [], [2], [4], [4, 2], [4, 3],
     ]  # fmt: skip
+
+
+@torch.inference_mode()
+def test_experts_of_an_accelerator_compute_the_same(components: Components) -> None:
+    mlp: Any = components.backbone().layers[0].mlp
+    rows = torch.randn(1, 70, 64)
+    config = mlp.experts.config
+    right = mlp(rows)
+    config._experts_implementation = "grouped_mm"
+    grouped = mlp(rows)
+    config._experts_implementation = "eager"
+    assert torch.allclose(grouped, right, atol=1e-5)

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from omnistage.config.model import RequestPlan
+from omnistage.config.resolve import resolve_config
 from omnistage.errors import ConfigError, RequestError
+from omnistage.models.hunyuan_image3 import pipeline
 from omnistage.models.hunyuan_image3.ask import Ask, read_ask
 from omnistage.models.hunyuan_image3.checkpoint import read_checkpoint
 from omnistage.models.hunyuan_image3.layout import Part, Turn
@@ -98,6 +100,12 @@ def test_chat_answers_in_text_and_draws_when_asked() -> None:
     found = planned(said, task="chat", modalities=("text", "image"))
     assert (found.stages, ask_of(found).task, ask_of(found).system) == (("ar", "dit"), "think_recaption", "S")
     assert planned({"prompt": "q", "bot_task": "recaption"}, "ar", task="chat").stages == ("ar",)
+
+
+def test_latents_come_beside_a_picture_and_ask_for_none() -> None:
+    assert planned({"prompt": "q", "return_latents": True}, task="chat").outputs == ("text",)
+    assert planned({"prompt": "q", "return_latents": True}).outputs == ("text", "image", "latents")
+    assert planned({"prompt": "q"}, modalities=("latents",)).stages == ("ar", "dit")
 
 
 def test_thoughts_of_a_picture_without_the_picture() -> None:
@@ -278,3 +286,11 @@ def test_other_networks_are_refused_by_key(prompted: Path, key: str, value: Any)
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
     with pytest.raises(ConfigError, match=key):
         read_checkpoint(prompted)
+
+
+@pytest.mark.parametrize(("file", "stages"), [("ar", ["ar"]), ("dit", ["dit"]), ("two_processes", ["ar", "dit"])])
+def test_deploy_files_of_the_family(file: str, stages: list[str]) -> None:
+    deploy = Path(str(pipeline.__file__)).parent / f"{file}.yaml"
+    resolved = resolve_config(str(FOLDER), deploy)
+    assert list(resolved.stages) == stages
+    assert all(stage.placement == "process" for stage in resolved.stages.values())
