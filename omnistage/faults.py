@@ -33,6 +33,24 @@ Point = Literal[
     "probe_received",
     "shutdown_received",
     "going_idle",
+    "before_load",
+    "after_load",
+    "credit_lost",
+    "credit_back",
+    "first_stored",
+    "last_stored",
+    "mid_send",
+    "before_prefill",
+    "after_prefill",
+    "before_decode",
+    "after_decode",
+    "before_run",
+    "after_run",
+    "before_encode",
+    "before_denoise",
+    "after_denoise",
+    "before_picture",
+    "after_picture",
 ]
 POINTS: tuple[Point, ...] = get_args(Point)
 
@@ -61,6 +79,10 @@ class Faults:
     def __init__(self, specs: tuple[FaultSpec, ...] = ()) -> None:
         self._specs = specs
         self._hits = [0] * len(specs)
+
+    def watches(self, point: Point) -> bool:
+        """True when a fault waits at that point."""
+        return any(spec.point == point for spec in self._specs)
 
     def hit(self, point: Point, request_id: str = "") -> Action | None:
         """Acts, or returns "drop" / "duplicate" for the caller to act on."""

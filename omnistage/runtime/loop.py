@@ -112,6 +112,7 @@ class StageLoop:
         self._stopping = False
         self._counters: dict[str, float] = {}
         self._counters_at = 0.0
+        self._moved = False
         self._handoffs: deque[float] = deque(maxlen=HANDOFFS_KEPT)
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
@@ -143,7 +144,8 @@ class StageLoop:
     # -- messages in
 
     def _receive(self, *, block: bool) -> None:
-        for key, _ in self._selector.select(None if block else 0):
+        waiting = COUNTERS_INTERVAL_S if self._moved else None  # an idle loop still owes its last counters
+        for key, _ in self._selector.select(waiting if block else 0):
             if key.fileobj is self._waker:
                 self._waker.drain()
                 continue
@@ -154,13 +156,15 @@ class StageLoop:
                 self._apply(self._decode(raw))
 
     def _apply(self, message: ToStage) -> None:
+        self._moved = True
         self._faults.hit("message_received")
         for visit in message.aborts:
             self._abort(visit)
         for key in message.released:
             self._released(key)
         for request in message.adds:
-            self._add(request)
+            if Visit(request.request_id, request.epoch) not in message.aborts:  # it ended in the turn that it began
+                self._add(request)
         for chunk in message.chunks:
             self._deliver(chunk)
         for probe in message.probes:
@@ -224,7 +228,9 @@ class StageLoop:
 
         def feed() -> None:
             self._faults.hit("before_feed", key.request_id)
+            self._faults.hit("before_load", key.request_id)
             payload = self._hub.load(chunk, lambda: self._out.consumed.append(key))
+            self._faults.hit("after_load", key.request_id)
             self._engine.feed(
                 InputChunk(request_id=key.request_id, port=chunk.port, seq=key.seq, final=chunk.final, payload=payload)
             )
@@ -296,6 +302,10 @@ class StageLoop:
         self._faults.hit("before_store", emission.request_id)
         chunk = self._hub.store(emission.port, key, emission.final, emission.payload)
         action = self._faults.hit("after_store", emission.request_id)
+        if seq == 0:
+            self._faults.hit("first_stored", emission.request_id)
+        if emission.final:
+            self._faults.hit("last_stored", emission.request_id)
         state.unreleased[emission.port] += 1
         self._out.chunks.extend([chunk] * {"drop": 0, "duplicate": 2}.get(action or "", 1))
         self._update_hold(emission.request_id, state)
@@ -304,6 +314,7 @@ class StageLoop:
         held = any(count >= self._credits.get(port, UNLIMITED) for port, count in state.unreleased.items())
         if held != state.held:
             state.held = held
+            self._faults.hit("credit_lost" if held else "credit_back", request_id)
             self._engine.hold(request_id, held)
 
     def _finish(self, finished: Finished) -> None:
@@ -328,21 +339,27 @@ class StageLoop:
     def _report_counters(self, now: float) -> None:
         counters = self._engine.counters() | self._hub.counters() | {"visits": float(len(self._visits))}
         counters |= _percentiles(self._handoffs)
+        self._moved, self._counters_at = False, now
         if counters != self._counters:
-            self._counters, self._counters_at = counters, now
+            self._counters = counters
             self._out.counters = counters
 
     def _flush(self, *, idle: bool) -> None:
         now = time.monotonic()
         out = self._out
         something = out != _NOTHING
-        if (idle and not self._visits) or (something and now - self._counters_at > COUNTERS_INTERVAL_S):
+        elapsed = now - self._counters_at > COUNTERS_INTERVAL_S
+        if (idle and not self._visits) or ((idle or something) and elapsed):
             self._report_counters(now)
         if not something and not out.counters:
             return
         self._out = FromStage()
         self._faults.hit("before_send")
-        self._socket.sendall(frame(out))
+        raw = frame(out)
+        half = len(raw) // 2 if self._faults.watches("mid_send") else 0
+        self._socket.sendall(raw[:half])
+        self._faults.hit("mid_send")
+        self._socket.sendall(raw[half:])
         self._faults.hit("after_send")
 
 

@@ -60,7 +60,7 @@ def _serve(
         shared=store.objects,
     )
     with store.building:
-        engine = build_engine(context, waker.wake)
+        engine = build_engine(context, waker.wake, faults)
     faults.hit("engine_built")
     views = {(stage, index): ArenaView(fd) for stage, index, fd in plan.reads}
     shm = ShmConnector(plan.replica.index, Arena(plan.arena_fd), views)

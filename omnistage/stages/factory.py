@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from omnistage.config.model import StageContext
+from omnistage.faults import Faults
 from omnistage.stages.base import StageEngine
 
 
-def build_engine(context: StageContext, wake: Callable[[], None]) -> StageEngine:
+def build_engine(context: StageContext, wake: Callable[[], None], faults: Faults | None = None) -> StageEngine:
     """Imports the stage's component, builds it, and puts the engine of its kind around it.
 
     `wake` may be called from any thread of the engine to have the loop look at `has_work` again. Raises ConfigError or
@@ -20,15 +21,15 @@ def build_engine(context: StageContext, wake: Callable[[], None]) -> StageEngine
     if context.stage.kind == "generation":
         from omnistage.stages.generation.engine import GenerationEngine
 
-        generation: GenerationEngine[Any] = GenerationEngine(component, context.stage)
+        generation: GenerationEngine[Any] = GenerationEngine(component, context.stage, faults)
         return generation
     if context.stage.kind == "ar":
         from omnistage.stages.ar.engine import AREngine
 
-        return AREngine(component, context.stage)
+        return AREngine(component, context.stage, faults=faults)
     from omnistage.stages.diffusion.engine import DiffusionEngine
 
-    diffusion: DiffusionEngine[Any] = DiffusionEngine(component, context.stage, wake)
+    diffusion: DiffusionEngine[Any] = DiffusionEngine(component, context.stage, wake, faults=faults)
     return diffusion
 
 

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from omnistage.config.model import StageConfig
 from omnistage.errors import RequestError
+from omnistage.faults import Faults
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason
 from omnistage.stages.ar.block_pool import BlockPool
@@ -26,8 +27,16 @@ class AREngine(Generic[S]):
     already taken note of; what they gave out comes with the next step. `clock` gives seconds.
     """
 
-    def __init__(self, backend: ARBackend[S], config: StageConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        backend: ARBackend[S],
+        config: StageConfig,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        faults: Faults | None = None,
+    ) -> None:
         limits = backend.limits
+        self._faults = faults or Faults()
         self._backend = backend
         self._name = config.name
         self._clock = clock
@@ -107,7 +116,10 @@ class AREngine(Generic[S]):
         works = self.scheduler.schedule(only)
         if works:
             started = self._clock()
+            decodes = all(work.is_decode for work in works)
+            self._faults.hit("before_decode" if decodes else "before_prefill")
             results = self._backend.execute(works)
+            self._faults.hit("after_decode" if decodes else "after_prefill")
             elapsed = self._clock() - started
             self.scheduler.stepped(works)
             for work, sampled in zip(works, results, strict=True):

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from omnistage.config.model import StageConfig
 from omnistage.errors import ConfigError, IntegrityError, RequestError, StageError
+from omnistage.faults import Faults
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, StageMetrics
 from omnistage.stages.base import Emission, Finished, InputChunk, StageRequest, StepOutput
@@ -44,8 +45,10 @@ class DiffusionEngine(Generic[S]):
         *,
         executor: Executor | None = None,
         clock: Callable[[], float] = monotonic,
+        faults: Faults | None = None,
     ) -> None:
         self._model = model
+        self._faults = faults or Faults()
         self._name = config.name
         self._clock = clock
         self._entries: dict[str, Entry[S]] = {}
@@ -167,6 +170,7 @@ class DiffusionEngine(Generic[S]):
         if not entries:
             return
         start = self._clock()
+        self._faults.hit("before_encode")
         self._model.encode([entry.state for entry in entries])
         seconds = self._clock() - start
         for entry in entries:
@@ -199,7 +203,9 @@ class DiffusionEngine(Generic[S]):
             return
         rows = sum(self._model.rows(entry.state) for entry in entries)
         start = self._clock()
+        self._faults.hit("before_denoise")
         self._model.denoise([entry.state for entry in entries])
+        self._faults.hit("after_denoise")
         seconds = self._clock() - start
         self._scheduler.curve.observe(rows, seconds)
         self._scheduler.served([entry.id for entry in entries])
@@ -230,6 +236,7 @@ class DiffusionEngine(Generic[S]):
         if entry.phase is Phase.DENOISE and self._model.remaining(entry.state) == 0:
             entry.phase = Phase.DECODE
             self._scheduler.remove(entry.id)
+            self._faults.hit("before_picture")
             self._decodes.add(entry)
             return
         ready = self._model.ready(entry.state)
@@ -241,6 +248,7 @@ class DiffusionEngine(Generic[S]):
 
     def _emit_decoded(self, result: DecodeResult[S], output: StepOutput) -> None:
         entry = result.entry
+        self._faults.hit("after_picture")
         self._spent(entry, "decode_s", result.seconds)
         output.emissions += [_emission(entry, chunk.port, chunk.payload, chunk.final) for chunk in result.produced]
         if result.is_preview or not self._model.done(entry.state):

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from omnistage.config.model import StageConfig
 from omnistage.errors import IntegrityError, StageError
+from omnistage.faults import Faults
 from omnistage.request import FinishReason, StageMetrics
 from omnistage.stages.base import Emission, Finished, InputChunk, StageRequest, StepOutput
 from omnistage.stages.generation.model import GenerationModel, Produced
@@ -45,8 +46,9 @@ class _Entry(Generic[S]):
 class GenerationEngine(Generic[S]):
     """`omnistage.stages.base.StageEngine` over a `GenerationModel`."""
 
-    def __init__(self, model: GenerationModel[S], config: StageConfig) -> None:
+    def __init__(self, model: GenerationModel[S], config: StageConfig, faults: Faults | None = None) -> None:
         self._model = model
+        self._faults = faults or Faults()
         self._name = config.name
         self._max_num_seqs = config.max_num_seqs
         self._first_output_first = config.objective == "ttfp"
@@ -97,7 +99,9 @@ class GenerationEngine(Generic[S]):
             return StepOutput()
         entries = [self._entries[request_id] for request_id in batch]
         start = monotonic()
+        self._faults.hit("before_run")
         produced = self._model.run([entry.state for entry in entries])
+        self._faults.hit("after_run")
         seconds = monotonic() - start
         self._steps += 1
         self._last_batch = batch
