@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
 import msgspec
@@ -42,7 +43,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def snapshot(engine: AsyncOmniEngine) -> Snapshot:
-    """Counts now; take it when the engine is idle (`settled`)."""
+    """Counts now; take it when the engine is idle (`settled`). What only the collector still holds does not count."""
+    gc.collect()
     main = psutil.Process()
     children = main.children(recursive=True)
     family = [main, *children]

@@ -127,3 +127,13 @@ async def test_stage_killed_during_start_is_named() -> None:
     config = resolve_config("echo3", None, fault("wave", "engine_built", "kill"))
     with pytest.raises(StageError, match=r"stage wave did not start: killed by signal 9"):
         await AsyncOmniEngine(config).start()
+
+
+async def test_request_that_fails_in_the_turn_that_reaches_a_stage_leaves_nothing_there() -> None:
+    """The first chunk for the wave comes twice in one message: its visit begins and ends in one turn."""
+    async with running("echo3", fault("talker", "after_store", "duplicate", request="bad")) as engine:
+        result = await answer(engine, id="bad", prompt=TEXT)
+        assert result.error is not None
+        await asyncio.sleep(0.5)
+        (wave,) = engine.runtime.of_stage("wave")
+        assert (wave.counters.get("visits", 0), wave.counters.get("running", 0)) == (0, 0)
