@@ -17,8 +17,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 def read_file_url(url: str, root: str, max_bytes: int, param: str) -> bytes:
     """The bytes of `file://<root>/<path>`. Raises RequestError naming `param` for anything outside, links included."""
-    inside = _inside(url, root, param)
     try:
+        inside = _inside(url, root, param)
         with open(_open_below(root, inside), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -26,7 +26,7 @@ def read_file_url(url: str, root: str, max_bytes: int, param: str) -> bytes:
             if status.st_size > max_bytes:
                 raise too_large(f"more than {max_bytes} bytes", param)
             return file.read(max_bytes)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: not a URL, or a name that no file can have
         raise _refused("no such file below the media folder", param) from None
 
 
