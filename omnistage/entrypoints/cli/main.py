@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     models = commands.add_parser("models", help="list built-in pipelines and what they take and give")
     models.add_argument("--json", action="store_true", help="machine-readable output")
     _keys(commands.add_parser("keys", help="make an API key for serve --api-keys"))
+    _bench(commands.add_parser("bench", help="measure a running server, compare two results"))
     commands.add_parser("doctor", help="check this machine: versions, cores, memory, shared memory, media codecs")
     return parser
 
@@ -78,6 +80,50 @@ def _config(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="print the resolved configuration as YAML")
     _model(show)
     show.add_argument("--origin", action="store_true", help="print where each value came from")
+
+
+def _bench(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    serve = actions.add_parser("serve", help="load on a server of the OpenAI routes")
+    serve.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
+    serve.add_argument("--model", required=True, help="served name")
+    serve.add_argument("--task", choices=("chat", "chat-audio", "speech"), default="chat")
+    serve.add_argument("--dataset", default="builtin", help="builtin, random, or a file with a prompt per line")
+    serve.add_argument("--words", type=_positive, default=32, help="words of a random prompt")
+    serve.add_argument("--requests", type=_positive, default=32)
+    serve.add_argument("--concurrency", type=_positive, default=4, help="closed loop: clients")
+    serve.add_argument("--rate", type=_rate, default=None, help="open loop: requests per second, Poisson")
+    serve.add_argument("--percentiles", type=_percent, nargs="+", default=[50.0, 90.0, 99.0])
+    serve.add_argument("--slo", action="append", default=[], metavar="METRIC=SECONDS", help="objective for goodput")
+    serve.add_argument("--seed", type=int, default=0, help="of random prompts and arrivals")
+    serve.add_argument("--timeout", type=float, default=600.0, help="seconds without a byte of an answer")
+    serve.add_argument("--api-key", default="", help="sent as a bearer token")
+    serve.add_argument("--extra-body", default="{}", metavar="JSON", help="merged into every request")
+    serve.add_argument("--out", metavar="FILE", default=None, help="write the result as JSON")
+    comparison = actions.add_parser("compare", help="two results side by side")
+    comparison.add_argument("before", metavar="BEFORE.json")
+    comparison.add_argument("after", metavar="AFTER.json")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return rate
+
+
+def _percent(text: str) -> float:
+    percent = float(text)
+    if not 0 <= percent <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not within 0..100")
+    return percent
 
 
 def _model(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,1 @@
+"""Load on a server of the OpenAI routes, and what its clients see."""

@@ -1,0 +1,43 @@
+"""What one request's client saw, and the figures that follow from it. Times are seconds from the request's start."""
+
+from __future__ import annotations
+
+import msgspec
+
+METRICS = ("ttft", "tpot", "itl", "e2el", "ttfp", "rtf", "underrun", "audio")
+
+
+class Sample(msgspec.Struct, kw_only=True):
+    """`texts` are arrival times of text events, `audio` arrival times with the seconds of sound that came.
+
+    `tokens` is the server's own count, None when it gave none. `error` is empty for a valid answer.
+    """
+
+    texts: list[float] = []
+    audio: list[tuple[float, float]] = []
+    tokens: int | None = None
+    end: float = 0.0
+    error: str = ""
+
+    def figures(self) -> dict[str, list[float]]:
+        """Every metric that this request has, in seconds (RTF: a ratio); ITL has a value per gap, others one."""
+        found: dict[str, list[float]] = {"e2el": [self.end]}
+        if self.texts:
+            found["ttft"] = [self.texts[0]]
+            found["itl"] = [b - a for a, b in zip(self.texts, self.texts[1:], strict=False)]
+        if self.texts and self.tokens is not None and self.tokens > 1:
+            found["tpot"] = [(self.texts[-1] - self.texts[0]) / (self.tokens - 1)]
+        seconds = sum(length for _, length in self.audio)
+        if seconds:
+            found |= {"ttfp": [self.audio[0][0]], "audio": [seconds], "rtf": [self.end / seconds]}
+            found["underrun"] = [underrun(self.audio)]
+        return found
+
+
+def underrun(audio: list[tuple[float, float]]) -> float:
+    """The longest wait of a player that starts with the first packet and plays on whenever it has sound."""
+    played_until, worst = audio[0][0], 0.0
+    for arrival, length in audio:
+        worst = max(worst, arrival - played_until)
+        played_until = max(played_until, arrival) + length
+    return worst

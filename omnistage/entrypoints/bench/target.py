@@ -1,0 +1,116 @@
+"""Sends one request to a server of the OpenAI routes, notes when what came, and checks what came."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+
+from omnistage.entrypoints.bench.sample import Sample
+from omnistage.media.audio_encode import PCM_RATE
+
+Task = Literal["chat", "chat-audio", "speech"]
+_ROUTES = {"chat": "/v1/chat/completions", "chat-audio": "/v1/chat/completions", "speech": "/v1/audio/speech"}
+
+
+class Target:
+    """A server at `url`. `extra` is merged into every body."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str, model: str, task: Task, extra: dict[str, Any]) -> None:
+        self._client = client
+        self._url = url.rstrip("/") + _ROUTES[task]
+        self._model, self._task, self._extra = model, task, extra
+
+    async def ask(self, prompt: str) -> Sample:
+        """A failure of any kind is in the sample's `error`."""
+        sample, started = Sample(), time.perf_counter()
+        reader = _Reader(sample, started, self._task)
+        try:
+            async with self._client.stream("POST", self._url, json=self._body(prompt)) as answer:
+                await reader.read(answer)
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            sample.error = type(error).__name__
+        sample.end = time.perf_counter() - started
+        return sample
+
+    def _body(self, prompt: str) -> dict[str, Any]:
+        if self._task == "speech":
+            return {"model": self._model, "input": prompt, "response_format": "pcm"} | self._extra
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": prompt}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._task == "chat-audio":
+            body |= {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
+        return body | self._extra
+
+
+class _Reader:
+    """Reads one answer into a sample."""
+
+    def __init__(self, sample: Sample, started: float, task: Task) -> None:
+        self._sample, self._started, self._task = sample, started, task
+        self._loudest = 0
+        self._odd = b""
+        self._finished = task == "speech"
+
+    async def read(self, answer: httpx.Response) -> None:
+        if answer.status_code != 200:
+            await answer.aread()
+            self._sample.error = f"status {answer.status_code}"
+            return
+        if self._task == "speech":
+            async for data in answer.aiter_raw():
+                self._sound(data)
+        else:
+            async for line in answer.aiter_lines():
+                self._line(line)
+        self._check()
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _line(self, line: str) -> None:
+        if not line.startswith("data: ") or line == "data: [DONE]":
+            return
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            raise ValueError("error event")
+        if event.get("usage"):
+            self._sample.tokens = int(event["usage"]["completion_tokens"])
+        for choice in event["choices"]:
+            self._finished = self._finished or choice.get("finish_reason") is not None
+            self._delta(choice["delta"])
+
+    def _delta(self, delta: dict[str, Any]) -> None:
+        audio = delta.get("audio") or {}
+        if delta.get("content") or audio.get("transcript"):
+            self._sample.texts.append(self._now())
+        if audio.get("data"):
+            self._sound(base64.b64decode(audio["data"]))
+
+    def _sound(self, data: bytes) -> None:
+        whole = self._odd + data
+        cut = len(whole) // 2 * 2
+        self._odd = whole[cut:]
+        if cut:
+            samples = np.frombuffer(whole[:cut], "<i2")
+            self._loudest = max(self._loudest, int(np.abs(samples.astype(np.int32)).max()))
+            self._sample.audio.append((self._now(), len(samples) / PCM_RATE))
+
+    def _check(self) -> None:
+        """An answer without text, sound or end is an error, whatever its status."""
+        if not self._finished:
+            self._sample.error = "no finish reason"
+        elif self._task != "speech" and not self._sample.texts:
+            self._sample.error = "no text"
+        elif self._task != "chat" and (not self._sample.audio or self._odd):
+            self._sample.error = "no audio" if not self._sample.audio else "audio ends within a sample"
+        elif self._task != "chat" and self._loudest == 0:
+            self._sample.error = "silent audio"

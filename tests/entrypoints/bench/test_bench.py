@@ -1,0 +1,206 @@
+"""The load generator against a server whose timings are scripted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnistage.entrypoints.bench.load import closed_loop, open_loop, prompts_of
+from omnistage.entrypoints.bench.report import BenchResult, compare, summarise, table
+from omnistage.entrypoints.bench.sample import Sample, underrun
+from omnistage.entrypoints.cli.bench import measure, read_result, run
+from omnistage.entrypoints.cli.main import build_parser
+from omnistage.errors import RequestError
+from tests.entrypoints.http.conftest import Start, start
+
+__all__ = ["start"]
+
+# How late an event may be noted on a busy machine, in seconds.
+SLACK_S = 0.06
+Script = Callable[[asyncio.StreamWriter, list[float]], Awaitable[None]]
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+SOUND = base64.b64encode(np.full(2400, 1000, "<i2").tobytes()).decode()
+
+
+def event(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice], **more}).encode() + b"\n\n"
+
+
+@asynccontextmanager
+async def scripted(script: Script) -> AsyncIterator[tuple[str, list[list[float]]]]:
+    """A server that runs `script` for each request; gives its address and, per request, when it began and sent."""
+    sent: list[list[float]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(
+            next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")).split()[1]
+        )
+        await reader.readexactly(length)
+        marks = [time.perf_counter()]
+        sent.append(marks)
+        await script(writer, marks)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", sent
+
+
+async def spoken(writer: asyncio.StreamWriter, marks: list[float]) -> None:
+    """Text after 100 ms, more after 50 ms, then twice 100 ms of sound, 150 ms apart: the player waits 50 ms."""
+    writer.write(HEAD)
+    for delay, data in (
+        (0.1, event({"audio": {"transcript": "one"}})),
+        (0.05, event({"audio": {"transcript": "two"}})),
+        (0.0, event({"audio": {"data": SOUND}})),
+        (0.15, event({"audio": {"data": SOUND}})),
+    ):
+        await asyncio.sleep(delay)
+        marks.append(time.perf_counter())
+        writer.write(data)
+        await writer.drain()
+    writer.write(event({}, "stop") + event({}, None, usage={"completion_tokens": 6}) + b"data: [DONE]\n\n")
+    marks.append(time.perf_counter())
+
+
+def arguments(url: str, *more: str) -> argparse.Namespace:
+    return build_parser().parse_args(["bench", "serve", "--url", url, "--model", "m", *more])
+
+
+async def test_numbers_are_those_of_the_scripted_server() -> None:
+    async with scripted(spoken) as (url, sent):
+        result = await measure(arguments(url, "--task", "chat-audio", "--requests", "3", "--concurrency", "1"))
+    assert (result.requests, result.failed) == (3, 0)
+    began, first, second, packet, last, end = (np.mean([marks[i] for marks in sent]) for i in range(6))
+    expected = {
+        "ttft": first - began,
+        "itl": second - first,
+        "tpot": (second - first) / 5,
+        "ttfp": packet - began,
+        "underrun": last - packet - 0.1,
+        "e2el": end - began,
+        "rtf": (end - began) / 0.2,
+    }
+    for name, value in expected.items():
+        assert abs(result.metrics[name].mean - value) < SLACK_S * (5 if name == "rtf" else 1), name
+    assert result.metrics["audio"].mean == pytest.approx(0.2)
+    assert result.tokens_per_s == pytest.approx(18 / result.duration_s)
+
+
+async def test_goodput_counts_what_met_every_objective() -> None:
+    async with scripted(spoken) as (url, _):
+        common = ("--task", "chat-audio", "--requests", "2")
+        loose = await measure(arguments(url, *common, "--slo", "ttft=30", "--slo", "e2el=30"))
+        tight = await measure(arguments(url, *common, "--slo", "ttft=30", "--slo", "e2el=0.2"))
+    assert loose.goodput == pytest.approx(loose.requests_per_s)
+    assert tight.goodput == 0
+
+
+def broken(*pieces: bytes) -> Script:
+    async def script(writer: asyncio.StreamWriter, marks: list[float]) -> None:
+        writer.write(b"".join(pieces))
+
+    return script
+
+
+SILENCE = base64.b64encode(bytes(4800)).decode()
+TEXT = event({"audio": {"transcript": "one"}})
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error"),
+    [
+        ((b"HTTP/1.1 503 No\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",), "status 503"),
+        ((HEAD, TEXT), "no finish reason"),
+        ((HEAD, event({}, "stop")), "no text"),
+        ((HEAD, TEXT, event({}, "stop")), "no audio"),
+        ((HEAD, TEXT, event({"audio": {"data": SILENCE}}), event({}, "stop")), "silent audio"),
+        ((HEAD, TEXT, event({"audio": {"data": "AAAA"}}), event({}, "stop")), "audio ends within a sample"),
+        ((HEAD, b'data: {"error": {}}\n\n'), "ValueError"),
+        ((b"nonsense\r\n\r\n",), "RemoteProtocolError"),
+    ],
+)
+async def test_answers_that_are_not_right_are_failures_by_name(pieces: tuple[bytes, ...], error: str) -> None:
+    async with scripted(broken(*pieces)) as (url, _):
+        result = await measure(arguments(url, "--task", "chat-audio", "--requests", "1"))
+    assert result.errors == {error: 1}
+    assert result.metrics == {}
+
+
+async def test_speech_and_chat_of_a_real_front_are_valid(start: Start) -> None:
+    server = await start()
+    for task, names in (("speech", {"ttfp", "rtf", "audio"}), ("chat", {"ttft", "tpot"}), ("chat-audio", {"ttfp"})):
+        more = ("--task", task, "--model", "fake-model", "--requests", "3")
+        result = await measure(arguments(server.url, *more))
+        assert result.errors == {}
+        assert names <= set(result.metrics)
+
+
+async def test_open_loop_does_not_wait_for_answers_and_closed_loop_does() -> None:
+    running = most = 0
+
+    async def ask(prompt: str) -> Sample:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        return Sample(end=0.05)
+
+    await closed_loop(ask, ["a"] * 6, 2)
+    assert most == 2
+    samples, _ = await open_loop(ask, ["a"] * 6, 1000.0, 0)
+    assert (most, len(samples)) == (6, 6)
+
+
+def test_player_that_never_waits_has_no_underrun() -> None:
+    assert underrun([(1.0, 0.5), (1.4, 0.5), (2.0, 0.5)]) == 0.0
+    assert underrun([(1.0, 0.5), (1.7, 0.1), (1.9, 1.0)]) == pytest.approx(0.2)
+
+
+def test_prompts_repeat_with_their_seed_and_come_from_files(tmp_path: Path) -> None:
+    assert prompts_of("random", 3, 5, 1) == prompts_of("random", 3, 5, 1) != prompts_of("random", 3, 5, 2)
+    assert [len(prompt.split()) for prompt in prompts_of("random", 2, 5, 1)] == [5, 5]
+    (tmp_path / "p").write_text('one\n\n{"prompt": "two"}\n')
+    assert prompts_of(str(tmp_path / "p"), 3, 1, 0) == ["one", "two", "one"]
+    with pytest.raises(RequestError, match="--dataset"):
+        prompts_of(str(tmp_path / "none"), 1, 1, 0)
+
+
+def result_of(*ends: float) -> BenchResult:
+    return summarise([Sample(end=end) for end in ends], 2.0, [50.0], {})
+
+
+def test_comparison_and_table_say_what_changed(tmp_path: Path) -> None:
+    before, after = result_of(0.1, 0.2, 0.3), result_of(0.1, 0.1, 0.1)
+    assert "e2el p50        200.0 ms -> 100.0 ms (-50.0 %)" in compare(before, after)
+    assert "3 requests, 0 failed" in table(before)
+
+
+def test_result_file_is_read_back_and_nonsense_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RequestError, match="no result"):
+        read_result(str(tmp_path / "none"))
+    port_of_nobody = "http://127.0.0.1:9"
+    out = tmp_path / "r.json"
+    assert run(arguments(port_of_nobody, "--requests", "1", "--out", str(out))) == 1
+    assert read_result(str(out)).errors == {"ConnectError": 1}
+    assert "1 x ConnectError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [("--slo", "ttft"), ("--slo", "x=1"), ("--extra-body", "[]")])
+async def test_unusable_arguments_are_refused_by_name(more: tuple[str, str]) -> None:
+    with pytest.raises(RequestError, match=more[0]):
+        await measure(arguments("http://127.0.0.1:9", *more))
