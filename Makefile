@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := omnistage tests examples bench
 
-.PHONY: install serve demo test check unit slow format clean
+.PHONY: install serve demo test check unit slow soak format clean
 
 install: .venv/.installed
 
@@ -33,6 +33,10 @@ unit: install
 
 slow: install
 	$(BIN)/python -m pytest -m slow
+
+# Mixed load, disconnects and killed stages for 20 minutes; SOAK_S=60 for a short one.
+soak: install
+	$(BIN)/python -m tests.reliability.soak --seconds $(or $(SOAK_S),1200)
 
 format: install
 	$(BIN)/ruff check --fix $(SOURCES)
