@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from omnistage.entrypoints.bench.sample import METRICS, Sample
+from omnistage.request import StageMetrics
 
 UNITLESS = ("rtf",)
 
@@ -17,6 +18,17 @@ class Spread(msgspec.Struct, kw_only=True):
     mean: float
     std: float
     percentiles: dict[str, float]
+
+
+class StageRow(msgspec.Struct, kw_only=True):
+    """Means per request, in seconds and counts."""
+
+    requests: int
+    queue_s: float
+    compute_s: float
+    handoff_s: float
+    steps: float
+    output_tokens: float
 
 
 class BenchResult(msgspec.Struct, kw_only=True):
@@ -34,6 +46,7 @@ class BenchResult(msgspec.Struct, kw_only=True):
     goodput: float | None
     objectives: dict[str, float]
     metrics: dict[str, Spread]
+    stages: dict[str, StageRow]
 
 
 def summarise(
@@ -59,6 +72,7 @@ def summarise(
         goodput=len(good) / duration_s if objectives else None,
         objectives=objectives,
         metrics=_spreads(valid, percentiles),
+        stages=_stage_rows(valid),
     )
 
 
@@ -82,6 +96,23 @@ def _spread(values: list[float], percentiles: list[float]) -> Spread:
     return Spread(count=len(values), mean=float(array.mean()), std=float(array.std()), percentiles=cuts)
 
 
+def _stage_rows(samples: list[Sample]) -> dict[str, StageRow]:
+    names = dict.fromkeys(name for sample in samples for name in sample.stages)
+    return {name: _stage_row([s.stages[name] for s in samples if name in s.stages]) for name in names}
+
+
+def _stage_row(rows: list[StageMetrics]) -> StageRow:
+    count = len(rows)
+    return StageRow(
+        requests=count,
+        queue_s=sum(row.queue_s for row in rows) / count,
+        compute_s=sum(row.compute_s for row in rows) / count,
+        handoff_s=sum(row.handoff_s for row in rows) / count,
+        steps=sum(row.steps for row in rows) / count,
+        output_tokens=sum(row.output_tokens for row in rows) / count,
+    )
+
+
 def table(result: BenchResult) -> str:
     """The result for a terminal; times in milliseconds."""
     lines = [
@@ -95,7 +126,15 @@ def table(result: BenchResult) -> str:
     for name, spread in result.metrics.items():
         cuts = "  ".join(f"{cut} {_shown(name, value)}" for cut, value in spread.percentiles.items())
         lines.append(f"{name:9s} mean {_shown(name, spread.mean)}  {cuts}  (n={spread.count})")
+    lines += [_stage_line(name, row) for name, row in result.stages.items()]
     return "\n".join(lines)
+
+
+def _stage_line(name: str, row: StageRow) -> str:
+    times = (
+        f"queue {row.queue_s * 1000:.1f}  compute {row.compute_s * 1000:.1f}  hand-off {row.handoff_s * 1000:.1f} ms"
+    )
+    return f"stage {name}: {times}, {row.steps:.1f} steps, {row.output_tokens:.1f} tokens (n={row.requests})"
 
 
 def _bounds(objectives: dict[str, float]) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from omnistage.request import StageMetrics
+
 METRICS = ("ttft", "tpot", "itl", "e2el", "ttfp", "rtf", "underrun", "audio")
 
 
 class Sample(msgspec.Struct, kw_only=True):
     """`texts` are arrival times of text events, `audio` arrival times with the seconds of sound that came.
 
-    `tokens` is the server's own count, None when it gave none. `error` is empty for a valid answer.
+    `tokens` is the server's own count, None when it gave none. `stages` are its times per stage, where it gives them.
+    `error` is empty for a valid answer.
     """
 
     texts: list[float] = []
@@ -18,6 +21,7 @@ class Sample(msgspec.Struct, kw_only=True):
     tokens: int | None = None
     end: float = 0.0
     error: str = ""
+    stages: dict[str, StageMetrics] = {}
 
     def figures(self) -> dict[str, list[float]]:
         """Every metric that this request has, in seconds (RTF: a ratio); ITL has a value per gap, others one."""

@@ -8,10 +8,12 @@ import time
 from typing import Any, Literal
 
 import httpx
+import msgspec
 import numpy as np
 
 from omnistage.entrypoints.bench.sample import Sample
 from omnistage.media.audio_encode import PCM_RATE
+from omnistage.request import RequestMetrics
 
 Task = Literal["chat", "chat-audio", "speech"]
 _ROUTES = {"chat": "/v1/chat/completions", "chat-audio": "/v1/chat/completions", "speech": "/v1/audio/speech"}
@@ -86,6 +88,8 @@ class _Reader:
             self._sample.tokens = int(event["usage"]["completion_tokens"])
         for choice in event["choices"]:
             self._finished = self._finished or choice.get("finish_reason") is not None
+            if choice.get("metrics"):
+                self._sample.stages = msgspec.convert(choice["metrics"], RequestMetrics).stages
             self._delta(choice["delta"])
 
     def _delta(self, delta: dict[str, Any]) -> None:

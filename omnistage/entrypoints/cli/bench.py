@@ -1,4 +1,4 @@
-"""`omnistage bench serve`: load on a running server. `omnistage bench compare`: two results side by side."""
+"""`omnistage bench`: load on a running server (`serve`) or on an engine of this process (`offline`), and `compare`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from omnistage.entrypoints.bench.load import closed_loop, open_loop, prompts_of
+from omnistage.entrypoints.bench.load import Ask, closed_loop, open_loop, prompts_of
+from omnistage.entrypoints.bench.offline import OfflineTarget
 from omnistage.entrypoints.bench.report import BenchResult, compare, summarise, table
 from omnistage.entrypoints.bench.sample import METRICS
 from omnistage.entrypoints.bench.target import Target
+from omnistage.entrypoints.cli.main import overrides_of
+from omnistage.entrypoints.omni import AsyncOmni
 from omnistage.errors import RequestError
 
 
@@ -21,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "compare":
         print(compare(read_result(arguments.before), read_result(arguments.after)))
         return 0
-    result = asyncio.run(measure(arguments))
+    result = asyncio.run(measure(arguments) if arguments.action == "serve" else measure_offline(arguments))
     print(table(result))
     if arguments.out is not None:
         Path(arguments.out).write_bytes(msgspec.json.format(msgspec.json.encode(result)))
@@ -38,19 +41,33 @@ def read_result(path: str) -> BenchResult:
 
 async def measure(arguments: argparse.Namespace) -> BenchResult:
     """One run."""
-    objectives = dict(_objective(text) for text in arguments.slo)
-    prompts = prompts_of(arguments.dataset, arguments.requests, arguments.words, arguments.seed)
     extra = _extra(arguments.extra_body)
     headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
+    if arguments.stages:
+        extra |= {"return_metrics": True}
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=arguments.timeout, headers=headers, limits=limits, trust_env=False) as client:
         target = Target(client, arguments.url, arguments.model, arguments.task, extra)
-        if arguments.rate is not None:
-            samples, duration = await open_loop(target.ask, prompts, arguments.rate, arguments.seed)
-        else:
-            samples, duration = await closed_loop(target.ask, prompts, arguments.concurrency)
+        return await _load(target.ask, arguments, arguments.url)
+
+
+async def measure_offline(arguments: argparse.Namespace) -> BenchResult:
+    """One run on an engine of this process."""
+    extra = _extra(arguments.extra_body)
+    async with AsyncOmni(arguments.model, arguments.deploy, **overrides_of(arguments)) as omni:
+        target = OfflineTarget(omni.engine, arguments.task, extra)
+        return await _load(target.ask, arguments, arguments.model)
+
+
+async def _load(ask: Ask, arguments: argparse.Namespace, where: str) -> BenchResult:
+    objectives = dict(_objective(text) for text in arguments.slo)
+    prompts = prompts_of(arguments.dataset, arguments.requests, arguments.words, arguments.seed)
+    if arguments.rate is not None:
+        samples, duration = await open_loop(ask, prompts, arguments.rate, arguments.seed)
+    else:
+        samples, duration = await closed_loop(ask, prompts, arguments.concurrency)
     result = summarise(samples, duration, arguments.percentiles, objectives)
-    return msgspec.structs.replace(result, url=arguments.url, task=arguments.task)
+    return msgspec.structs.replace(result, url=where, task=arguments.task)
 
 
 def _objective(text: str) -> tuple[str, float]:

@@ -87,22 +87,30 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     serve = actions.add_parser("serve", help="load on a server of the OpenAI routes")
     serve.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
     serve.add_argument("--model", required=True, help="served name")
-    serve.add_argument("--task", choices=("chat", "chat-audio", "speech"), default="chat")
-    serve.add_argument("--dataset", default="builtin", help="builtin, random, or a file with a prompt per line")
-    serve.add_argument("--words", type=_positive, default=32, help="words of a random prompt")
-    serve.add_argument("--requests", type=_positive, default=32)
-    serve.add_argument("--concurrency", type=_positive, default=4, help="closed loop: clients")
-    serve.add_argument("--rate", type=_rate, default=None, help="open loop: requests per second, Poisson")
-    serve.add_argument("--percentiles", type=_percent, nargs="+", default=[50.0, 90.0, 99.0])
-    serve.add_argument("--slo", action="append", default=[], metavar="METRIC=SECONDS", help="objective for goodput")
-    serve.add_argument("--seed", type=int, default=0, help="of random prompts and arrivals")
     serve.add_argument("--timeout", type=float, default=600.0, help="seconds without a byte of an answer")
     serve.add_argument("--api-key", default="", help="sent as a bearer token")
-    serve.add_argument("--extra-body", default="{}", metavar="JSON", help="merged into every request")
-    serve.add_argument("--out", metavar="FILE", default=None, help="write the result as JSON")
+    serve.add_argument("--stages", action="store_true", help="ask an OmniStage server for its times per stage (chat)")
+    offline = actions.add_parser("offline", help="the same load on an engine of this process")
+    _model(offline)
+    for each in (serve, offline):
+        _load(each)
     comparison = actions.add_parser("compare", help="two results side by side")
     comparison.add_argument("before", metavar="BEFORE.json")
     comparison.add_argument("after", metavar="AFTER.json")
+
+
+def _load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", choices=("chat", "chat-audio", "speech"), default="chat")
+    parser.add_argument("--dataset", default="builtin", help="builtin, random, or a file with a prompt per line")
+    parser.add_argument("--words", type=_positive, default=32, help="words of a random prompt")
+    parser.add_argument("--requests", type=_positive, default=32)
+    parser.add_argument("--concurrency", type=_positive, default=4, help="closed loop: clients")
+    parser.add_argument("--rate", type=_rate, default=None, help="open loop: requests per second, Poisson")
+    parser.add_argument("--percentiles", type=_percent, nargs="+", default=[50.0, 90.0, 99.0])
+    parser.add_argument("--slo", action="append", default=[], metavar="METRIC=SECONDS", help="objective for goodput")
+    parser.add_argument("--seed", type=int, default=0, help="of random prompts and arrivals")
+    parser.add_argument("--extra-body", default="{}", metavar="JSON", help="merged into every request")
+    parser.add_argument("--out", metavar="FILE", default=None, help="write the result as JSON")
 
 
 def _positive(text: str) -> int:

@@ -16,12 +16,18 @@ import numpy as np
 import pytest
 
 from omnistage.entrypoints.bench.load import closed_loop, open_loop, prompts_of
+from omnistage.entrypoints.bench.offline import OfflineTarget
 from omnistage.entrypoints.bench.report import BenchResult, compare, summarise, table
 from omnistage.entrypoints.bench.sample import Sample, underrun
-from omnistage.entrypoints.cli.bench import measure, read_result, run
+from omnistage.entrypoints.cli.bench import measure, measure_offline, read_result, run
 from omnistage.entrypoints.cli.main import build_parser
 from omnistage.errors import RequestError
+from omnistage.request import OmniRequest, OmniRequestOutput
+from omnistage.testing.closed_form import SAMPLE_RATE, wave_of
+from tests.engines import running
 from tests.entrypoints.http.conftest import Start, start
+from tests.entrypoints.http.fake_engine import FakeEngine, Media, audio_event, last_event
+from tests.entrypoints.http.real import serving_engine
 
 __all__ = ["start"]
 
@@ -147,6 +153,44 @@ async def test_speech_and_chat_of_a_real_front_are_valid(start: Start) -> None:
         result = await measure(arguments(server.url, *more))
         assert result.errors == {}
         assert names <= set(result.metrics)
+
+
+@pytest.mark.parametrize("task", ["chat", "chat-audio", "speech"])
+async def test_offline_load_on_echo3_gives_its_counts_and_its_stages(task: str) -> None:
+    words = ["bench", "offline", "echo3", "--task", task, "--dataset", "random", "--words", "3", "--requests", "4"]
+    result = await measure_offline(build_parser().parse_args(words))
+    assert result.errors == {}
+    prompts = prompts_of("random", 4, 3, 0)
+    letters = sum(len(prompt) for prompt in prompts)
+    if task != "speech":
+        assert result.tokens_per_s * result.duration_s == pytest.approx(letters + len(prompts))  # the end token too
+    if task != "chat":
+        seconds = sum(len(wave_of(prompt)) for prompt in prompts) / SAMPLE_RATE
+        assert result.audio_s_per_s * result.duration_s == pytest.approx(seconds)
+    stages = {"chat": {"thinker"}, "chat-audio": {"thinker", "talker", "wave"}, "speech": {"talker", "wave"}}
+    assert set(result.stages) == stages[task]
+    assert all(row.requests == 4 and row.compute_s > 0 for row in result.stages.values())
+
+
+async def test_silence_is_no_answer_offline_either() -> None:
+    async def silent(request: OmniRequest, media: Media) -> AsyncIterator[OmniRequestOutput]:
+        yield audio_event(request, np.zeros((1, 240)))
+        yield last_event(request)
+
+    assert (await OfflineTarget(FakeEngine(silent), "speech", {}).ask("hi")).error == "silent audio"
+    assert (await OfflineTarget(FakeEngine(), "speech", {}).ask("hi")).error == ""
+    with pytest.raises(RequestError, match="--extra-body"):
+        OfflineTarget(FakeEngine(), "speech", {"wings": 2})
+
+
+async def test_stage_times_come_over_http_when_asked_for() -> None:
+    async with running("echo3") as engine, serving_engine(engine) as server:
+        url = str(server.http.base_url)
+        more = ("--model", "echo3", "--task", "chat-audio", "--requests", "2")
+        asked = await measure(arguments(url, *more, "--stages"))
+        assert (await measure(arguments(url, *more))).stages == {}
+    assert set(asked.stages) == {"thinker", "talker", "wave"}
+    assert "stage thinker: queue" in table(asked)
 
 
 async def test_open_loop_does_not_wait_for_answers_and_closed_loop_does() -> None:
