@@ -1,4 +1,4 @@
-"""`omnistage config show`: the resolved configuration, with the origin of every value on request."""
+"""`omnistage config show`: the resolved configuration, with origins on request. `config diff`: what two differ in."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from omnistage.entrypoints.cli.main import overrides_of
 
 def run(arguments: argparse.Namespace) -> int:
     config = resolve_config(arguments.model, arguments.deploy, overrides_of(arguments))
+    if arguments.action == "diff":
+        other = resolve_config(arguments.model, arguments.to, {})
+        lines = differences(config, other)
+        print("".join(lines), end="")
+        return 1 if lines else 0
     print(show_origins(config) if arguments.origin else show(config), end="")
     return 0
 
@@ -46,14 +51,29 @@ def show(config: OmniConfig) -> str:
 
 def show_origins(config: OmniConfig) -> str:
     """One line per value: key, value, origin."""
-    rows = list(_flat(deploy_document(config), ()))
-    lines = []
-    for path, value in rows:
-        key = ".".join(path)
-        stage_key = f"stages.{path[1]}.sampling.{path[2]}" if len(path) == 3 and path[0] == "sampling" else key
-        origin = config.origins.get(stage_key, config.origins.get(key, "default"))
-        lines.append(f"{key} = {value}  # {origin}\n")
-    return "".join(lines)
+    rows = _flat(deploy_document(config), ())
+    return "".join(f"{'.'.join(path)} = {value}  # {_origin(config, path)}\n" for path, value in rows)
+
+
+def _origin(config: OmniConfig, path: tuple[str, ...]) -> str:
+    key = ".".join(path)
+    stage_key = f"stages.{path[1]}.sampling.{path[2]}" if len(path) == 3 and path[0] == "sampling" else key
+    return config.origins.get(stage_key, config.origins.get(key, "default"))
+
+
+def differences(before: OmniConfig, after: OmniConfig) -> list[str]:
+    """One line per value that is not the same in both: key, both values, both origins."""
+    old, new = (dict(_flat(deploy_document(config), ())) for config in (before, after))
+    lines = list[str]()
+    for path in dict.fromkeys((*old, *new)):
+        if path in old and path in new and old[path] == new[path]:
+            continue
+        left, right = (
+            f"{rows[path]} ({_origin(config, path)})" if path in rows else "nothing"
+            for rows, config in ((old, before), (new, after))
+        )
+        lines.append(f"{'.'.join(path)}: {left} -> {right}\n")
+    return lines
 
 
 def _flat(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:

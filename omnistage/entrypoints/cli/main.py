@@ -80,6 +80,9 @@ def _config(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="print the resolved configuration as YAML")
     _model(show)
     show.add_argument("--origin", action="store_true", help="print where each value came from")
+    diff = actions.add_parser("diff", help="values that differ between two deployments; status 1 when some do")
+    _model(diff)
+    diff.add_argument("--to", metavar="FILE", default=None, help="the other deploy file (default: none)")
 
 
 def _bench(parser: argparse.ArgumentParser) -> None:
