@@ -58,6 +58,7 @@ POINTS: tuple[Point, ...] = get_args(Point)
 class FaultSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`action` at the `after`-th hit (counted from 0) of `point`, `times` times; `request` narrows to one request id.
 
+    `always` keeps the fault in replicas that were restarted; else it is in the first of a replica only.
     `stall_s` is how long "stall" sleeps, once. "raise" raises `InjectedFault`; "drop" and "duplicate" act on chunks.
     """
 
@@ -67,6 +68,7 @@ class FaultSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: int = 1
     request: str = ""
     stall_s: float = 0.0
+    always: bool = False
 
 
 class InjectedFault(RuntimeError):

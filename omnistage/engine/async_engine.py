@@ -127,6 +127,7 @@ class AsyncOmniEngine:
         self._check_stage_names(request)
         plan = self._pipeline.plan(request, media, self._config)
         _check_plain(request, plan)
+        self._orchestrator.poison.check(request, media)
         await self._admission.enter(request.priority)
         try:
             if request.id in self._orchestrator.records:
@@ -210,6 +211,7 @@ class AsyncOmniEngine:
             "requests_running": float(self._admission.running),
             "requests_waiting": float(self._admission.waiting),
             "request_records": float(len(self._orchestrator.records)),
+            "poisoned_inputs": float(len(self._orchestrator.poison)),
             "outstanding_chunks": float(self._orchestrator.outstanding_chunks),
         }
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from omnistage.config.model import CLIENT, EdgeSpec, OmniConfig, PipelineConfig, RequestPlan
 from omnistage.engine.delivery import client_output, without_sent
 from omnistage.engine.metrics import EngineMetrics
-from omnistage.engine.record import ClientEvent, Outstanding, RequestRecord, StageVisit
+from omnistage.engine.poison import PoisonBook, Quarantine
+from omnistage.engine.record import ClientEvent, Outstanding, RequestRecord, StageVisit, active_edges
 from omnistage.engine.router import Router
 from omnistage.engine.watch import HandoffWatch
 from omnistage.errors import ErrorCode, ErrorInfo, RequestError
@@ -43,6 +44,8 @@ class Orchestrator:
         self._router = Router(config)
         self._runtime: StageRuntime | None = None
         self._watch = HandoffWatch(config, self._ask, self.fail)
+        self._quarantine = Quarantine()
+        self.poison = PoisonBook()
         self._on_gone: list[asyncio.Future[None]] = []
 
     def attach(self, runtime: StageRuntime) -> None:
@@ -77,16 +80,7 @@ class Orchestrator:
 
     def active_edges(self, plan: RequestPlan, progress: bool = False) -> tuple[EdgeSpec, ...]:
         """The edges of the graph that carry something in this request, those of "progress" included if wanted."""
-        stages = set(plan.stages)
-        given = {item.port for item in plan.inputs}
-        wanted = set(plan.outputs) | ({PROGRESS} if progress else set())
-
-        def active(edge: EdgeSpec) -> bool:
-            source = edge.source_port in given if edge.source_stage == CLIENT else edge.source_stage in stages
-            target = edge.target_port in wanted if edge.target_stage == CLIENT else edge.target_stage in stages
-            return source and target
-
-        return tuple(edge for edge in self._variant.edges if active(edge))
+        return active_edges(self._variant.edges, plan, frozenset({PROGRESS} if progress else ()))
 
     def check_runnable(self, plan: RequestPlan) -> None:
         """Raises RequestError (503) naming the first stage of the plan that has no replica ready."""
@@ -100,13 +94,8 @@ class Orchestrator:
         settings = self._config.stages[stage]
         planned = record.plan.params.get(stage, {}).get("sampling", {})
         asked = record.request.sampling
-        for_text = asked.get("", {}) if stage == self._text_stage(record) else {}
+        for_text = asked.get("", {}) if stage == record.text_stage else {}
         return sampling_params(stage, settings.sampling, planned, for_text, asked.get(stage, {}))
-
-    def _text_stage(self, record: RequestRecord) -> str:
-        """The stage that parameters without a stage name are for: the first of the plan that gives the client text."""
-        writers = {edge.source_stage for edge in record.edges if edge.target == f"{CLIENT}.text"}
-        return next((stage for stage in record.plan.stages if stage in writers), "")
 
     def begin(self, record: RequestRecord) -> None:
         """Starts an admitted request. Raises RequestError for bad sampling parameters."""
@@ -144,7 +133,7 @@ class Orchestrator:
         if visit is None:
             replica = self._router.pick(record, self.runtime.of_stage(stage))
             visit = record.visits[stage] = StageVisit(replica.id)
-            if replica.ready or self._may_finish(record, replica):
+            if (replica.ready or self._may_finish(record, replica)) and self._quarantine.admits(stage, record.id):
                 self._activate(record, stage, visit)
         return visit
 
@@ -305,6 +294,7 @@ class Orchestrator:
         replica.load -= 1
         stage = replica.id.stage
         record.visits[stage].state = "ended"
+        self._leave_quarantine(record, stage)
         record.metrics[stage] = end.metrics
         record.reasons[stage] = end.reason
         if end.error is not None:
@@ -335,12 +325,7 @@ class Orchestrator:
     def _maybe_complete(self, record: RequestRecord) -> None:
         done = all(stage in record.visits and record.visits[stage].state == "ended" for stage in record.plan.stages)
         if done and not record.ending:
-            self._terminate(record, self._finish_reason(record), None)
-
-    def _finish_reason(self, record: RequestRecord) -> FinishReason:
-        speaking = {edge.source_stage for edge in record.edges if edge.target_stage == CLIENT}
-        first = next((stage for stage in record.plan.stages if stage in speaking), None)
-        return record.reasons.get(first, FinishReason.STOP) if first is not None else FinishReason.STOP
+            self._terminate(record, record.finish_reason(), None)
 
     # -- a request ends
 
@@ -410,8 +395,16 @@ class Orchestrator:
         replica.load -= 1
         self._maybe_forget(record)
 
+    def _leave_quarantine(self, record: RequestRecord, stage: str) -> None:
+        if self._quarantine.ended(stage, record.id):
+            for replica in self.runtime.of_stage(stage):
+                if replica.ready:
+                    self.on_ready(replica)
+
     def _maybe_forget(self, record: RequestRecord) -> None:
         if record.ending and not record.acks:
+            for stage in record.plan.stages:
+                self._leave_quarantine(record, stage)
             self._records.pop(record.id, None)
             for waiter in self._on_gone:
                 if not waiter.done():
@@ -463,7 +456,8 @@ class Orchestrator:
     def on_ready(self, replica: Replica) -> None:
         for record in list(self._records.values()):
             for stage, visit in record.visits.items():
-                if visit.replica == replica.id and visit.state == "parked" and not record.ending:
+                parked = visit.replica == replica.id and visit.state == "parked" and not record.ending
+                if parked and self._quarantine.admits(stage, record.id):
                     self._activate(record, stage, visit)
 
     def on_down(self, replica: Replica, cause: str) -> None:
@@ -483,9 +477,13 @@ class Orchestrator:
         stage = replica.id.stage
         record.visits[stage].state = "ended"
         if record.delivered_stages & record.descendants(stage) or record.epoch >= MAX_REPLAYS:
+            if self._quarantine.alone(stage, record.id):
+                self.poison.note(record.request, record.media, stage)
             info = ErrorInfo(ErrorCode.STAGE_DIED, f"stage {stage} died ({cause})", stage=stage)
             self.fail(record, info)
             return
+        if record.epoch == MAX_REPLAYS - 1:
+            self._quarantine.suspect(stage, record.id)
         logger.warning("request %s is replayed: stage %s died", record.id, stage)
         self._abort_visits(record)
         self.drop_events(record)

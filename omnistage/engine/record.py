@@ -7,12 +7,27 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from omnistage.config.model import EdgeSpec, RequestPlan
+from omnistage.config.model import CLIENT, EdgeSpec, RequestPlan
 from omnistage.errors import ErrorInfo
 from omnistage.messages import Chunk, ChunkKey
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput, StageMetrics
 from omnistage.runtime.plan import ReplicaId
+
+
+def active_edges(
+    edges: tuple[EdgeSpec, ...], plan: RequestPlan, extra: frozenset[str] = frozenset()
+) -> tuple[EdgeSpec, ...]:
+    """The edges of a graph that carry something in a request; `extra` are client ports wanted beyond the plan's."""
+    stages, given = set(plan.stages), {item.port for item in plan.inputs}
+    wanted = extra.union(plan.outputs)
+
+    def active(edge: EdgeSpec) -> bool:
+        source = edge.source_port in given if edge.source_stage == CLIENT else edge.source_stage in stages
+        target = edge.target_port in wanted if edge.target_stage == CLIENT else edge.target_stage in stages
+        return source and target
+
+    return tuple(edge for edge in edges if active(edge))
 
 
 @dataclass
@@ -115,6 +130,18 @@ class RequestRecord:
 
     def edges_from(self, source: str) -> list[EdgeSpec]:
         return [edge for edge in self.edges if edge.source == source]
+
+    @property
+    def text_stage(self) -> str:
+        """The stage that parameters without a stage name are for: the first of the plan that gives the client text."""
+        writers = {edge.source_stage for edge in self.edges if edge.target == f"{CLIENT}.text"}
+        return next((stage for stage in self.plan.stages if stage in writers), "")
+
+    def finish_reason(self) -> FinishReason:
+        """Why the request ended, as the first stage that speaks to the client has it."""
+        speaking = {edge.source_stage for edge in self.edges if edge.target_stage == CLIENT}
+        first = next((stage for stage in self.plan.stages if stage in speaking), None)
+        return self.reasons.get(first, FinishReason.STOP) if first is not None else FinishReason.STOP
 
     def push(self, event: ClientEvent) -> None:
         self.events.append(event)

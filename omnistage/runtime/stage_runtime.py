@@ -258,7 +258,7 @@ class StageRuntime:
             inline_ports=inline_ports(self._config, self._variant, self._plans, host, replica.stage),
             credits=port_credits(self._config, self._variant, replica.stage),
             extents=self._listener.extents_of(replica),
-            faults=stage.faults if self.replicas[replica].restarts == 0 else (),
+            faults=tuple(fault for fault in stage.faults if fault.always or self.replicas[replica].restarts == 0),
         )
 
     # -- events of replicas

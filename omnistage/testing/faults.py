@@ -14,7 +14,7 @@ __all__ = ["POINTS", "fault"]
 def fault(stage: str, point: Point, action: Action, **details: Any) -> dict[str, Any]:
     """Overrides with one fault at `stage`, for `resolve_config` or `Omni(**overrides)`.
 
-    `details` are `FaultSpec` fields: after, times, request, stall_s. A restarted replica has no faults.
+    `details` are `FaultSpec` fields: after, times, request, stall_s, always.
     """
     spec = FaultSpec(point=point, action=action, **details)
     return {f"stages.{stage}.faults": [msgspec.to_builtins(spec)]}
