@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,14 +82,46 @@ def distilled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def distilled_drawer(distilled_folder: Path) -> Drawer:
-    checkpoint = read_checkpoint(distilled_folder)
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with sizes around 64 x 64 instead of 256 x 256: the autoencoder has a sixteenth of the work."""
+    folder = tmp_path_factory.mktemp("hunyuan") / "small"
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("reference.*", "distil_overlay"))
+    config = json.loads((folder / "config.json").read_text()) | {"image_base_size": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer.replace("<img_size_512>", "<img_size_64>"))
+    return folder
+
+
+def _drawer(folder: Path) -> Drawer:
+    checkpoint = read_checkpoint(folder)
     components = Components(checkpoint, torch.device("cpu"), torch.float32, SharedObjects())
     return Drawer(components, Vocabulary.load(checkpoint))
 
 
+@pytest.fixture(scope="session")
+def small_drawer(small_folder: Path) -> Drawer:
+    return _drawer(small_folder)
+
+
+@pytest.fixture(scope="session")
+def distilled_drawer(distilled_folder: Path) -> Drawer:
+    return _drawer(distilled_folder)
+
+
 @pytest.fixture
 def text_engine(components: Components, vocabulary: Vocabulary) -> Iterator[AREngine[Talk]]:
+    yield from _text_engine(components, vocabulary)
+
+
+@pytest.fixture
+def small_text_engine(small_folder: Path) -> Iterator[AREngine[Talk]]:
+    checkpoint = read_checkpoint(small_folder)
+    components = Components(checkpoint, torch.device("cpu"), torch.float32, SharedObjects())
+    yield from _text_engine(components, Vocabulary.load(checkpoint))
+
+
+def _text_engine(components: Components, vocabulary: Vocabulary) -> Iterator[AREngine[Talk]]:
     """The text stage with room for 4096 tokens, of which a step computes at most 100."""
     settings = StageConfig(name="ar", kind="ar", token_budget=100)
     engine = AREngine(TorchBackend(Writer(components, vocabulary), settings, blocks=256), settings)

@@ -30,12 +30,18 @@ Media = dict[str, MultimodalPayload]
 
 
 def pictures() -> dict[str, Array]:
-    """The pictures of the scenarios."""
+    """The pictures of the scenarios, and small ones (two alike, a square)."""
     draw = np.random.RandomState(7)
     shapes = {"a": (128, 512, 3), "b": (128, 512, 3), "c": (256, 256, 3)}
+    shapes |= {"s": (32, 128, 3), "t": (32, 128, 3), "q": (64, 64, 3)}
     return {name: draw.randint(0, 256, shape, np.uint8) for name, shape in shapes.items()}
 
 
+# An edit for the small checkpoint.
+SMALL_EDIT: dict[str, Any] = {
+    "prompt": "a red cat", "system_prompt": "You draw.", "size": "64x64", "images": ["s", "q"], "bot_task": "image",
+    "num_inference_steps": 2, "seed": 42,
+}  # fmt: skip
 # The scenarios of the reference; `images` name pictures.
 SCENARIOS: dict[str, dict[str, Any]] = {
     "t2i": {"prompt": "a red cat", "system_prompt": "You draw.", "size": "320x192", "seed": 42},

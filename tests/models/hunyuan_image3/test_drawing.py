@@ -18,7 +18,7 @@ from omnistage.models.hunyuan_image3.flight import Flight
 from omnistage.models.hunyuan_image3.references import ReferenceEncoder, place
 from omnistage.models.hunyuan_image3.rotary import positions
 from tests.models.hunyuan_image3.conftest import Near
-from tests.models.hunyuan_image3.harness import SCENARIOS, begin, draw
+from tests.models.hunyuan_image3.harness import FOLDER, SCENARIOS, SMALL_EDIT, begin, draw
 
 IMAGE = {"bot_task": "image"}
 
@@ -91,12 +91,13 @@ def whole_row_velocities(drawer: Drawer, flight: Flight) -> Tensor:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["t2i", "distil", pytest.param("edit2", marks=pytest.mark.slow)])
-def test_cached_prompts_change_nothing(
-    name: str, drawer: Drawer, distilled_drawer: Drawer, distilled_folder: Path
-) -> None:
-    chosen = distilled_drawer if name == "distil" else drawer
-    flight = begin(chosen, SCENARIOS[name] | IMAGE, **({"folder": distilled_folder} if name == "distil" else {}))
+@pytest.mark.parametrize("name", ["t2i", "distil", pytest.param("small", marks=pytest.mark.slow)])
+def test_cached_prompts_change_nothing(name: str, request: pytest.FixtureRequest) -> None:
+    """Also of the distilled checkpoint, and with two reference pictures on the small one."""
+    kind = {"distil": "distilled", "small": "small"}.get(name)
+    chosen: Drawer = request.getfixturevalue(f"{kind}_drawer" if kind else "drawer")
+    folder: Path = request.getfixturevalue(f"{kind}_folder") if kind else FOLDER
+    flight = begin(chosen, SMALL_EDIT if name == "small" else SCENARIOS[name] | IMAGE, folder=folder)
     media = dict(flight.media)
     chosen.encode([flight])
     chosen.prepare(flight)
@@ -151,10 +152,10 @@ def test_a_failed_call_leaves_every_request_as_it_was(drawer: Drawer, monkeypatc
     assert [(flight.step, flight.ready().latents) for flight in flights] == before
 
 
-@pytest.mark.slow
-def test_pictures_of_one_size_are_decoded_together(drawer: Drawer) -> None:
-    asks = [SCENARIOS["t2i"] | IMAGE | {"seed": seed, "num_inference_steps": 1} for seed in (1, 2)]
-    flights = [begin(drawer, ask) for ask in asks]
+def test_pictures_of_one_size_are_decoded_together(small_drawer: Drawer, small_folder: Path) -> None:
+    drawer = small_drawer
+    ask = {"prompt": "a", "size": "64x64", "num_inference_steps": 1} | IMAGE
+    flights = [begin(drawer, ask | {"seed": seed}, folder=small_folder) for seed in (1, 2)]
     draw(drawer, flights)
     assert len({drawer.decode_group(flight) for flight in flights}) == 1
     pictures = [made[0].payload["image"].astype(int) for made in drawer.decode(flights)]

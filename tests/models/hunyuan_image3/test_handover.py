@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from omnistage.payload import Array, MultimodalPayload, Tensor
 from omnistage.stages.ar.engine import AREngine
 from omnistage.stages.base import InputChunk
 from tests.models.hunyuan_image3.conftest import Near
-from tests.models.hunyuan_image3.harness import SCENARIOS, begin_handed, draw, handed, think
+from tests.models.hunyuan_image3.harness import SCENARIOS, SMALL_EDIT, begin_handed, draw, handed, think
 
 Engine = AREngine[Talk]
 COT = SCENARIOS["cot"]
@@ -68,9 +69,27 @@ def thought(text_engine: Engine) -> list[InputChunk]:
     return handed(think(text_engine, COT))
 
 
-@pytest.mark.parametrize("name", [*CASES, pytest.param("edit", marks=pytest.mark.slow)])
+@pytest.mark.slow
+def test_edits_are_the_same_with_and_without_handover(
+    small_drawer: Drawer, small_folder: Path, small_text_engine: Engine
+) -> None:
+    """Handed over, the reference pictures are not looked at again."""
+    ask = SMALL_EDIT | {"bot_task": "think"}
+    chunks = handed(think(small_text_engine, ask, folder=small_folder))
+    silent = handed(think(small_text_engine, ask, folder=small_folder, handover=False))
+    taken = begin_handed(small_drawer, ask, chunks, folder=small_folder)
+    alone = begin_handed(small_drawer, ask, silent, folder=small_folder, handover=False)
+    (without,) = draw(small_drawer, [alone])
+    taken.media = {}
+    (with_kv,) = draw(small_drawer, [taken])
+    assert np.abs(with_kv - without).max() <= 1e-5
+    assert taken.counts["kv_reused_rows"] > 2 * 260
+    assert taken.counts["prefill_rows"] < 100 < 2 * 260 < alone.counts["prefill_rows"]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_pictures_are_the_same_with_and_without_handover(name: str, drawer: Drawer, text_engine: Engine) -> None:
-    ask = CASES.get(name) or SCENARIOS["edit"] | {"bot_task": "think"}
+    ask = CASES[name]
     chunks = handed(think(text_engine, ask))
     silent = handed(think(text_engine, ask, handover=False))
     assert [chunk.port for chunk in silent] == ["thoughts", "kv"]

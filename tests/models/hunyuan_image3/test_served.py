@@ -85,15 +85,15 @@ async def test_latents_of_the_reference_through_the_whole_engine(arrays: dict[st
 
 
 @pytest.mark.slow
-async def test_text_comes_before_the_picture_and_progress_between() -> None:
+async def test_text_comes_before_the_picture_and_progress_between(small_folder: Path) -> None:
     request, media = submission("r", COT, ("text", "image", "progress"))
     order: list[str] = []
-    async with running(MODEL, overrides("ar_dit", **INLINE)) as engine:
+    async with running(str(small_folder), overrides("ar_dit", **INLINE)) as engine:
         async for output in engine.generate(request, media):
             if output.modality and output.modality not in order[-1:]:
                 order.append(output.modality)
             if output.modality == "image" and output.payload is not None and output.payload.tensors:
-                assert output.payload["image"].shape == (1, 448, 128, 3)
+                assert output.payload["image"].shape[::3] == (1, 3)
     assert order == ["text", "progress", "image", "progress"] or order == ["text", "progress", "image"]
 
 

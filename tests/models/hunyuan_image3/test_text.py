@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,15 +137,18 @@ def test_a_second_request_with_the_same_beginning_reuses_its_blocks(text_engine:
 
 
 @pytest.mark.slow
-def test_blocks_of_a_picture_are_reused_for_the_same_picture_and_seed_only(text_engine: Engine) -> None:
-    ask = THINK | {"images": ["a"], "sampling": {"ar": {"max_tokens": 2}}}
+def test_blocks_of_a_picture_are_reused_for_the_same_picture_and_seed_only(
+    small_text_engine: Engine, small_folder: Path
+) -> None:
+    engine = small_text_engine
+    ask = THINK | {"images": ["s"], "sampling": {"ar": {"max_tokens": 2}}}
     reused = []
-    for change in ({}, {}, {"seed": 43}, {"images": ["b"]}):
-        before = text_engine.counters()["cached_tokens"]
-        think(text_engine, ask | change)
-        reused.append(text_engine.counters()["cached_tokens"] - before)
+    for change in ({}, {}, {"seed": 43}, {"images": ["t"]}):
+        before = engine.counters()["cached_tokens"]
+        think(engine, ask | change, folder=small_folder)
+        reused.append(engine.counters()["cached_tokens"] - before)
     assert reused[0] == 0
-    assert reused[1] > 539  # past the picture, which ends at row 539
+    assert reused[1] >= 22 + 2 * 8 + 1 + 260  # past the picture
     assert reused[2] == reused[3] == 16  # the rows before the picture
 
 
