@@ -1,15 +1,17 @@
 """The engine of generation stages: batches any requests that have work, one `GenerationModel.run` per step.
 
-Torch-free: only models import torch. Which requests share a step is decided by `_order`: priority first, then requests
-that have not produced anything yet (objective "ttfp"), then first come, first served: a request that was served goes to
-the end of the queue, so that none starves.
+Torch-free: only models import torch. Which requests share a step is decided by `_order`: priority first; then, with the
+objective "ttfp", by when the listener needs the next packet: a request without output yet since it has had work, one
+that gave sound when that sound has been played, others last; then first come, first served: a request that was served
+goes to the end of the queue, so that none starves.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
+from math import inf
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -26,10 +28,22 @@ S = TypeVar("S")
 class _Entry(Generic[S]):
     """One request: its model state and what the scheduler knows. Times in seconds (monotonic).
 
-    `ticket` is its place in the queue, drawn when it gets work and again whenever it was served.
+    `ticket` is its place in the queue, drawn when it gets work and again whenever it was served. `due` is when the
+    sound it gave has been played, if it is played from the first packet on without a stop.
     """
 
-    __slots__ = ("chunks_out", "compute_s", "held", "queue_s", "ready_since", "request", "state", "steps", "ticket")
+    __slots__ = (
+        "chunks_out",
+        "compute_s",
+        "due",
+        "held",
+        "queue_s",
+        "ready_since",
+        "request",
+        "state",
+        "steps",
+        "ticket",
+    )
 
     def __init__(self, request: StageRequest, state: S) -> None:
         self.request = request
@@ -41,12 +55,20 @@ class _Entry(Generic[S]):
         self.compute_s = 0.0
         self.steps = 0
         self.chunks_out = 0
+        self.due = inf
 
 
 class GenerationEngine(Generic[S]):
     """`omnistage.stages.base.StageEngine` over a `GenerationModel`."""
 
-    def __init__(self, model: GenerationModel[S], config: StageConfig, faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        model: GenerationModel[S],
+        config: StageConfig,
+        faults: Faults | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._clock = clock
         self._model = model
         self._faults = faults or Faults()
         self._name = config.name
@@ -98,11 +120,11 @@ class GenerationEngine(Generic[S]):
         if not batch:
             return StepOutput()
         entries = [self._entries[request_id] for request_id in batch]
-        start = monotonic()
+        start = self._clock()
         self._faults.hit("before_run")
         produced = self._model.run([entry.state for entry in entries])
         self._faults.hit("after_run")
-        seconds = monotonic() - start
+        seconds = self._clock() - start
         self._steps += 1
         self._last_batch = batch
         self._totals["batch_rows"] += len(batch)
@@ -143,10 +165,12 @@ class GenerationEngine(Generic[S]):
     def _order(self, ready: Iterable[str]) -> tuple[str, ...]:
         return tuple(heapq.nsmallest(self._max_num_seqs, ready, key=self._rank))
 
-    def _rank(self, request_id: str) -> tuple[int, bool, int]:
+    def _rank(self, request_id: str) -> tuple[int, float, int]:
         entry = self._entries[request_id]
-        has_output = self._first_output_first and entry.chunks_out > 0
-        return (-entry.request.priority, has_output, entry.ticket)
+        if not self._first_output_first:
+            return (-entry.request.priority, 0.0, entry.ticket)
+        due = entry.due if entry.chunks_out else entry.ready_since
+        return (-entry.request.priority, due, entry.ticket)
 
     def _is_runnable(self, entry: _Entry[S]) -> bool:
         return not entry.held and self._model.pending(entry.state) > 0
@@ -157,7 +181,7 @@ class GenerationEngine(Generic[S]):
             self._ready.discard(request_id)
         elif request_id not in self._ready:
             self._ready.add(request_id)
-            entry.ready_since = monotonic()
+            entry.ready_since = self._clock()
             entry.ticket = next(self._tickets)
 
     def _account(self, entry: _Entry[S], chunks: list[Produced], start: float, seconds: float) -> None:
@@ -167,6 +191,9 @@ class GenerationEngine(Generic[S]):
         entry.steps += 1
         entry.ticket = next(self._tickets)
         entry.chunks_out += len(chunks)
+        sound = sum(_seconds(chunk) for chunk in chunks)
+        if sound:
+            entry.due = (start + seconds if entry.due == inf else entry.due) + sound
         self._totals["chunks_out"] += len(chunks)
 
     def _finish(self, entry: _Entry[S]) -> list[Finished]:
@@ -186,6 +213,14 @@ class GenerationEngine(Generic[S]):
         self._ready.discard(request_id)
         _add_counts(self._totals, self._model.metrics(entry.state))
         self._model.close(entry.state)
+
+
+def _seconds(chunk: Produced) -> float:
+    """How long the chunk's sound plays; 0 for anything else."""
+    rate = chunk.payload.meta.get("sample_rate")
+    if not rate or "audio" not in chunk.payload.tensors:
+        return 0.0
+    return float(chunk.payload["audio"].shape[-1] / rate)
 
 
 def _emission(request_id: str, chunk: Produced) -> Emission:
