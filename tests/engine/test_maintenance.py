@@ -12,6 +12,7 @@ from omnistage.errors import ErrorCode, OmniError, RequestError
 from omnistage.testing.closed_form import text_of_wave
 from tests.engines import answer, running
 
+pytestmark = pytest.mark.slow
 TEXT = "the quick brown fox jumps over the lazy dog"
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "processes": {},
@@ -66,7 +67,6 @@ async def test_sleep_waits_for_the_requests_that_need_the_stage() -> None:
     assert text_of_wave(task.result().tensors["audio"][0]) == TEXT
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("stage", ["thinker", "talker", "wave"])
 async def test_rolling_restart_under_load_loses_no_request(stage: str, replicas: int) -> None:

@@ -18,6 +18,7 @@ from tests.engines import answer, running
 TEXT = "an innocent sentence"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["thinker", "wave"])
 async def test_input_that_kills_a_stage_is_found_and_refused_and_its_batch_mates_are_answered(stage: str) -> None:
     deadly = fault(stage, "after_add", "kill", request="bad", always=True, times=9)
@@ -43,6 +44,7 @@ async def test_input_that_kills_a_stage_is_found_and_refused_and_its_batch_mates
     assert 'omnistage_requests_rejected_total{code="invalid_request"} 2.0' in metrics
 
 
+@pytest.mark.slow
 async def test_stage_killed_from_outside_poisons_nobody() -> None:
     async with running("echo3", fault("talker", "before_step", "kill", after=5)) as engine:
         results = await asyncio.gather(*(answer(engine, id=str(i), prompt=TEXT, stream=False) for i in range(4)))

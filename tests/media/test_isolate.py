@@ -55,6 +55,7 @@ async def test_child_gives_what_decoding_in_place_gives() -> None:
         decoder.close()
 
 
+@pytest.mark.slow
 async def test_killed_or_stopped_child_costs_one_request_and_is_replaced() -> None:
     decoder = ChildDecoder(MediaConfig(decode_processes=1, decode_timeout_s=1.5))
     try:
@@ -76,6 +77,7 @@ async def test_killed_or_stopped_child_costs_one_request_and_is_replaced() -> No
         decoder.close()
 
 
+@pytest.mark.slow
 async def test_memory_beyond_the_bound_is_an_error_of_the_request() -> None:
     decoder = ChildDecoder(MediaConfig(decode_processes=1, decode_memory_mb=48))
     try:
