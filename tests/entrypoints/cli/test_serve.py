@@ -90,7 +90,7 @@ def test_killed_parent_leaves_no_process_and_the_port_is_free(tmp_path: Path) ->
 def test_killed_stage_turns_ready_false_then_true_and_others_finish(tmp_path: Path, stage: str) -> None:
     with serving(tmp_path, "echo3", *SLOW) as server, ThreadPoolExecutor(12) as pool:
         answers = [pool.submit(ask, server, f"text only {i} " * 4) for i in range(12)]
-        time.sleep(0.2)
+        wait_running(server, 12)
         os.kill(server.stage_pid(stage), signal.SIGKILL)
         assert server.until(False, 1) < 1
         assert server.get("/health").status_code == 503
