@@ -24,9 +24,9 @@ TRIGGERS: dict[Task, Trigger] = {
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`pictures` are the (height, width) of the reference pictures in pixels. `size` (height, width) None: the text
-    stage chooses it, if `draws`. `drawing_system` is the system prompt of the drawing stage. `handover`: the text
-    stage's keys and values go along."""
+    """`pictures` are the (height, width) of the reference pictures in pixels. `draws`: the text leads to a picture,
+    whose `size` (height, width) it chooses if that is None. `drawing_system` is the system prompt of the drawing stage.
+    `handover`: the text stage's keys and values go along."""
 
     template: Template
     turns: tuple[Turn, ...]

@@ -22,7 +22,7 @@ from omnistage.config.model import (
 from omnistage.errors import RequestError
 from omnistage.models.hunyuan_image3.ask import Ask, write_ask
 from omnistage.models.hunyuan_image3.checkpoint import Checkpoint, read_checkpoint
-from omnistage.models.hunyuan_image3.request import DRAWN, Reading, read_request
+from omnistage.models.hunyuan_image3.request import DRAWN, Deployment, Reading, read_request
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
@@ -77,7 +77,8 @@ def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: Omni
     """The route of a request. Raises RequestError naming the field that the deployment or checkpoint cannot do."""
     checkpoint = _checkpoint(config.model_path)
     handover = config.variant == "ar_dit" and bool(config.stages["dit"].options["kv_handover"])
-    reading = read_request(request, media, checkpoint, thinks=config.variant != "dit", handover=handover)
+    deployment = Deployment(config.variant != "dit", config.variant != "ar", handover)
+    reading = read_request(request, media, checkpoint, deployment)
     stages = _stages(reading, config.variant)
     params: dict[str, dict[str, Any]] = dict.fromkeys(stages, write_ask(reading.ask))
     if "ar" in stages:

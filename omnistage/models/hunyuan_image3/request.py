@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -56,22 +56,33 @@ class Reading(msgspec.Struct, frozen=True):
     outputs: tuple[str, ...]
 
 
+class Deployment(NamedTuple):
+    """What a deployment can do: it has a text stage, it has a drawing stage, the one hands over to the other."""
+
+    thinks: bool
+    draws: bool
+    handover: bool
+
+
 def read_request(
-    request: OmniRequest, media: dict[str, MultimodalPayload], checkpoint: Checkpoint, *, thinks: bool, handover: bool
+    request: OmniRequest, media: dict[str, MultimodalPayload], checkpoint: Checkpoint, deployment: Deployment
 ) -> Reading:
-    """`thinks`: the deployment has a text stage. Raises RequestError naming the field at fault."""
+    """Raises RequestError naming the field at fault."""
     given = read_parameters(Given, request.params)
     if request.voice is not None:
         raise RequestError("this model has no voice", param="voice")
-    outputs = _outputs(request, given)
+    thinks = deployment.thinks
+    outputs = _outputs(request, given, deployment)
     draws = any(name in DRAWN for name in outputs)
     said = _Conversation(media)
     turns = said.turns(request, given.images)
     if said.pictures and checkpoint.defaults.template == "pretrain":
         raise RequestError("this checkpoint draws from text only; pictures need an Instruct checkpoint", param="images")
-    bot_task = given.bot_task or _usual_task(request, checkpoint, draws=draws, thinks=thinks)
+    # The text is about a picture to draw, whoever draws it.
+    leads = draws or request.task == "image" or given.size == "auto"
+    bot_task = given.bot_task or _usual_task(checkpoint, leads=leads, thinks=thinks)
     size = _size(given, checkpoint, thinks=thinks)
-    task = _task(bot_task, draws=draws or request.task == "image", auto_size=size is None)
+    task = _task(bot_task, leads=leads, auto_size=size is None)
     drop_think = checkpoint.defaults.drop_think if given.drop_think is None else given.drop_think
     system, drawing_system = _systems(given, said.system, bot_task, checkpoint, drop_think=drop_think)
     defaults = checkpoint.defaults
@@ -79,7 +90,7 @@ def read_request(
         template=given.sequence_template or defaults.template,
         turns=turns,
         task=task,
-        draws=draws or request.task == "image",
+        draws=leads,
         system=system,
         drawing_system=drawing_system,
         pictures=tuple((tensor.shape[0], tensor.shape[1]) for tensor in said.pictures.values()),
@@ -88,16 +99,19 @@ def read_request(
         guidance=defaults.guidance if given.guidance_scale is None else given.guidance_scale,
         flow_shift=given.flow_shift or defaults.flow_shift,
         drop_think=drop_think,
-        handover=handover and bool(task) and draws,
+        handover=deployment.handover and bool(task) and draws,
         partial_images=given.partial_images,
         cache_salt=given.cache_salt,
     )
     return Reading(ask, said.pictures, outputs)
 
 
-def _outputs(request: OmniRequest, given: Given) -> tuple[str, ...]:
-    """The client's ports. `return_latents` adds the latents to a picture; it does not ask for one."""
-    usual = ("text", "image") if request.task == "image" else ("text",)
+def _outputs(request: OmniRequest, given: Given, deployment: Deployment) -> tuple[str, ...]:
+    """The client's ports; all that the deployment gives where the request does not say, of an answer (`auto`) its text.
+
+    `return_latents` adds the latents to a picture; it does not ask for one.
+    """
+    usual = ("text", "image") if deployment.draws and given.bot_task != "auto" else ("text",)
     wanted = usual if request.modalities is None else request.modalities
     for name in wanted:
         if name not in OUTPUTS:
@@ -106,22 +120,22 @@ def _outputs(request: OmniRequest, given: Given) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*wanted, *(("latents",) if draws and given.return_latents else ()))))
 
 
-def _usual_task(request: OmniRequest, checkpoint: Checkpoint, *, draws: bool, thinks: bool) -> str:
+def _usual_task(checkpoint: Checkpoint, *, leads: bool, thinks: bool) -> str:
     """The bot task of a request that names none."""
-    if not draws and request.task != "image":
+    if not leads:
         return "auto"
     usual = checkpoint.defaults.bot_task
     return usual if thinks and usual != "auto" else "image"
 
 
-def _task(bot_task: str, *, draws: bool, auto_size: bool) -> Task:
+def _task(bot_task: str, *, leads: bool, auto_size: bool) -> Task:
     if bot_task in _THINKING:
         return bot_task  # type: ignore[return-value]
     if bot_task == "img_ratio":
         return "ratio"
-    if draws and bot_task == "auto":
+    if leads and bot_task == "auto":
         raise RequestError("bot_task auto answers in text; a picture needs another one", param="bot_task")
-    if bot_task == "image" and not draws:
+    if bot_task == "image" and not leads:
         raise RequestError("bot_task image draws a picture: add image to modalities", param="bot_task")
     if bot_task == "image":
         return "ratio" if auto_size else ""

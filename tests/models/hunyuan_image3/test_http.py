@@ -95,7 +95,7 @@ async def test_chat_about_a_picture(served: Running) -> None:
     made = await served.client.chat.completions.create(
         model="hunyuan", messages=said, seed=42, max_tokens=9, extra_body={"bot_task": "think"}
     )
-    ask = SMALL_EDIT | {"images": ["s"], "bot_task": "think", "size": "auto", "sampling": {"ar": {"max_tokens": 9}}}
+    ask = SMALL_EDIT | {"images": ["s"], "bot_task": "think", "sampling": {"ar": {"max_tokens": 9}}}
     expected = await answer(served.engine, "x", ask, ("text",), task="chat")
     assert made.choices[0].message.reasoning_content == expected.text
     assert made.choices[0].finish_reason == expected.finish_reason

@@ -95,7 +95,7 @@ def test_a_picture_without_size_or_text_stage_is_a_square() -> None:
 
 def test_chat_answers_in_text_and_draws_when_asked() -> None:
     said = {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}]}
-    found = planned(said, task="chat")
+    found = planned(said, task="chat", modalities=("text",))
     assert (found.stages, found.outputs, ask_of(found).task) == (("ar",), ("text",), "answer")
     found = planned(said, task="chat", modalities=("text", "image"))
     assert (found.stages, ask_of(found).task, ask_of(found).system) == (("ar", "dit"), "think_recaption", "S")
@@ -103,9 +103,38 @@ def test_chat_answers_in_text_and_draws_when_asked() -> None:
 
 
 def test_latents_come_beside_a_picture_and_ask_for_none() -> None:
-    assert planned({"prompt": "q", "return_latents": True}, task="chat").outputs == ("text",)
+    assert planned({"prompt": "q", "return_latents": True}, modalities=("text",), task="chat").outputs == ("text",)
     assert planned({"prompt": "q", "return_latents": True}).outputs == ("text", "image", "latents")
     assert planned({"prompt": "q"}, modalities=("latents",)).stages == ("ar", "dit")
+
+
+@pytest.mark.parametrize(
+    ("variant", "bot_task", "outputs", "stages"),
+    [
+        ("ar_dit", None, ("text", "image"), ("ar", "dit")),
+        ("dit", None, ("text", "image"), ("dit",)),
+        ("ar", None, ("text",), ("ar",)),
+        ("ar", "think", ("text",), ("ar",)),
+    ],
+)
+@pytest.mark.parametrize("task", ["image", "chat"])
+def test_a_request_that_names_no_modality_gets_all_that_the_deployment_gives(
+    task: str, variant: str, bot_task: str | None, outputs: tuple[str, ...], stages: tuple[str, ...]
+) -> None:
+    found = planned({"prompt": "a cat"} | ({"bot_task": bot_task} if bot_task else {}), variant, None, task)
+    assert (found.outputs, found.stages) == (outputs, stages)
+
+
+def test_an_answer_is_text_alone() -> None:
+    found = planned({"prompt": "q", "bot_task": "auto"}, task="chat")
+    assert (found.outputs, found.stages, ask_of(found).task) == (("text",), ("ar",), "answer")
+
+
+def test_text_about_a_picture_of_automatic_size_leads_to_the_size() -> None:
+    for ask, chooses in (({}, False), ({"size": "auto"}, True), ({"size": "64x64"}, False)):
+        found = ask_of(planned({"prompt": "a", "bot_task": "think_recaption"} | ask, "ar", task="chat"))
+        assert found.chooses_size is chooses
+    assert ask_of(planned({"prompt": "a", "bot_task": "image", "size": "auto"}, "ar", task="chat")).task == "ratio"
 
 
 def test_thoughts_of_a_picture_without_the_picture() -> None:
@@ -137,8 +166,8 @@ def test_pictures_come_before_the_text_of_their_turn() -> None:
 
 def test_sampling_is_the_checkpoints_unless_the_deployment_or_the_request_says_otherwise() -> None:
     assert planned({"prompt": "a"}).params["ar"]["sampling"] == {"temperature": 0.0, "ignore_eos": True}
-    assert planned({"prompt": "a"}, task="chat").params["ar"]["sampling"] == {"temperature": 0.0}
-    settled = planned({"prompt": "a"}, task="chat", overrides={"sampling.ar.temperature": 0.3})
+    assert planned({"prompt": "a"}, "ar", task="chat").params["ar"]["sampling"] == {"temperature": 0.0}
+    settled = planned({"prompt": "a"}, "ar", task="chat", overrides={"sampling.ar.temperature": 0.3})
     assert settled.params["ar"]["sampling"] == {}
 
 
@@ -162,11 +191,11 @@ REFUSED: list[tuple[dict[str, Any], str, str, tuple[str, ...] | None, str]] = [
     ({"prompt": "a", "height": 8, "width": 64}, "ar_dit", "image", None, "height"),
     ({"prompt": "a", "bot_task": "draw"}, "ar_dit", "image", None, "bot_task"),
     ({"prompt": "a", "bot_task": "auto"}, "ar_dit", "image", None, "bot_task"),
-    ({"prompt": "a", "bot_task": "image"}, "ar_dit", "chat", None, "bot_task"),
+    ({"prompt": "a", "bot_task": "image"}, "ar_dit", "chat", ("text",), "bot_task"),
     ({"prompt": "a", "bot_task": "think"}, "dit", "image", None, "bot_task"),
     ({"prompt": "a", "size": "auto"}, "dit", "image", None, "size"),
-    ({"prompt": "a"}, "dit", "chat", None, "modalities"),
-    ({"prompt": "a"}, "ar", "image", None, "modalities"),
+    ({"prompt": "a"}, "dit", "chat", ("text",), "modalities"),
+    ({"prompt": "a"}, "ar", "image", ("image",), "modalities"),
     ({"prompt": "a"}, "ar_dit", "image", ("audio",), "modalities"),
     ({"prompt": "a", "bot_task": "image", "size": "64x64"}, "ar_dit", "image", ("text",), "modalities"),
     ({"prompt": "a", "num_inference_steps": 0}, "ar_dit", "image", None, "num_inference_steps"),
