@@ -29,7 +29,7 @@ check: install
 	$(BIN)/lint-imports
 
 unit: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2
 
 slow: install
 	$(BIN)/python -m pytest -m slow
