@@ -28,11 +28,12 @@ check: install
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 
+# A second try is for the shared cores of small machines; what was tried twice is named in the summary.
 unit: install
-	$(BIN)/python -m pytest -m "not slow" -n 2
+	$(BIN)/python -m pytest -m "not slow" -n 2 --reruns 1
 
 slow: install
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --reruns 1
 
 # Mixed load, disconnects and killed stages for 20 minutes; SOAK_S=60 for a short one.
 soak: install
