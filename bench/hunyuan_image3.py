@@ -26,7 +26,13 @@ ROUNDS = 3
 
 def ask(index: int, **more: Any) -> dict[str, Any]:
     size = SIZES[index % len(SIZES)]
-    return {"task": "image", "prompt": f"a red cat, number {index}", "seed": index, "size": size, "bot_task": "image"} | more
+    return {
+        "task": "image",
+        "prompt": f"a red cat, number {index}",
+        "seed": index,
+        "size": size,
+        "bot_task": "image",
+    } | more
 
 
 async def metrics_of(omni: AsyncOmni, request: dict[str, Any]) -> RequestMetrics:
