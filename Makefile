@@ -28,10 +28,10 @@ check: install
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 
-# A second try is for the shared cores of small machines; what was tried twice is named in the summary.
 unit: install
-	$(BIN)/python -m pytest -m "not slow" -n 2 --reruns 1
+	$(BIN)/python -m pytest -m "not slow" -n 2
 
+# A second try is for the shared cores of small machines; what was tried twice is named in the summary.
 slow: install
 	$(BIN)/python -m pytest -m slow --reruns 1
 
