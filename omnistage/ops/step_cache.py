@@ -1,47 +1,30 @@
 """Step caches: leaving out the middle of a denoiser at steps where it would add nearly what it added before.
 
 A denoiser is `head(stack(rows))`. At a step that runs, what the stack adds (`stack(rows) - rows`) is kept; at a step
-that is left out, it is added again. The first and the last step always run. Two policies:
+that is left out, it is added again. `StepCache` says when.
 
-- relative_change: run once the signal (the input of the first block) has changed by `threshold` since the last run,
-  summed over steps as mean |difference| / mean |signal|. After TeaCache (Liu et al., 2024, arXiv:2411.19108).
-- fixed_budget: exactly `runs` steps run, evenly spread.
-
-Memory belongs to one request; in a batch each request decides for itself, the others are not touched.
+Memory belongs to one document (one guidance branch of a request, or all of them); in a batch each decides for itself,
+the others are not touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
-Stack = Callable[[Tensor, Tensor], Tensor]
+from omnistage.ops.step_policy import StepCache
 
-
-class StepCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request's parameter `step_cache`; each kind reads its own number."""
-
-    kind: Literal["relative_change", "fixed_budget"]
-    threshold: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.2
-    runs: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 8
-
-    def is_due(self, memory: CacheMemory, step: int, steps: int) -> bool:
-        """True when the stack must run at `step` (from 0) of `steps`."""
-        if memory.added is None or step in (0, steps - 1):
-            return True
-        if self.kind == "relative_change":
-            return memory.change > self.threshold
-        return step in {round(at * (steps - 1) / (self.runs - 1)) for at in range(self.runs)}
+__all__ = ["CacheMemory", "CacheTurn", "Selection", "StepCache", "cached_stack"]
 
 
 @dataclass(frozen=True)
 class CacheMemory:
-    """What a request keeps between steps; a step makes a new one. `change` is summed since the last run."""
+    """What is kept between steps; a step makes a new one. `change` is summed since the last run."""
 
     added: Tensor | None = None
     signal: Tensor | None = None
@@ -55,49 +38,80 @@ class CacheMemory:
         step = float((signal - self.signal).abs().mean() / self.signal.abs().mean().clamp_min(1e-12))
         return replace(self, signal=signal, change=self.change + step)
 
+    def emptied(self) -> CacheMemory:
+        """Only the count is left: for the next run, or when there is none."""
+        return CacheMemory(skipped=self.skipped)
 
-class CacheSlot(NamedTuple):
-    """The documents `first` to `last` (not included) of a call: those of one request. No `cache`: they always run."""
 
-    first: int
-    last: int
-    cache: StepCache | None
-    memory: CacheMemory
-    step: int
-    steps: int
+class CacheTurn(NamedTuple):
+    """One document at one step. No `cache`: it always runs, and nothing is kept."""
+
+    cache: StepCache | None = None
+    memory: CacheMemory = CacheMemory()
+    step: int = 0
+    steps: int = 1
+
+    @property
+    def is_due(self) -> bool:
+        return self.cache is None or self.memory.added is None or self.cache.is_due(*self._state)
+
+    @property
+    def is_last(self) -> bool:
+        return self.step == self.steps - 1
+
+    @property
+    def _state(self) -> tuple[float, int, int]:
+        return self.memory.change, self.step, self.steps
+
+
+class Selection(NamedTuple):
+    """The part of a call that runs: numbers of its documents, and of its rows (None: all)."""
+
+    documents: list[int]
+    rows: Tensor | None
+
+    def of(self, per_row: Tensor) -> Tensor:
+        """The entries of the rows that run."""
+        return per_row if self.rows is None else per_row[self.rows]
+
+
+# `stack(rows that run, which these are)`.
+Stack = Callable[[Tensor, Selection], Tensor]
+# `signal(first, last)`: the watched tensor of the rows `first` to `last` (not included).
+Signal = Callable[[int, int], Tensor]
 
 
 def cached_stack(
-    stack: Stack, rows: Tensor, modulation: Tensor, signal: Callable[[int, int], Tensor], slots: Sequence[CacheSlot]
+    stack: Stack, rows: Tensor, signal: Signal, lengths: Sequence[int], turns: Sequence[CacheTurn]
 ) -> tuple[Tensor, list[CacheMemory]]:
-    """`stack(rows, modulation)`, left out for requests whose cache allows it; and every request's new memory.
+    """`stack(rows)`, left out for documents whose cache allows it; and every document's new memory.
 
-    `rows` [documents, ...], `modulation` [documents, ...]; `signal(first, last)` gives the watched tensor of documents.
+    `rows` [rows, ...] are those of the documents one after the other, `lengths` of them each.
     """
-    looked = [slot.memory.seen(signal(slot.first, slot.last)) if slot.cache else slot.memory for slot in slots]
-    due = [_is_due(slot, memory) for slot, memory in zip(slots, looked, strict=True)]
-    output = _run(stack, rows, modulation, [slot for slot, runs in zip(slots, due, strict=True) if runs], len(slots))
+    spans = list(pairwise(accumulate(lengths, initial=0)))
+    looked = [
+        turn._replace(memory=turn.memory.seen(signal(*span))) if turn.cache else turn
+        for turn, span in zip(turns, spans, strict=True)
+    ]
+    due = [turn.is_due for turn in looked]
+    output = _run(stack, rows, spans, [index for index, runs in enumerate(due) if runs])
     memories: list[CacheMemory] = []
-    for slot, memory, runs in zip(slots, looked, due, strict=True):
-        part = slice(slot.first, slot.last)
+    for turn, (first, last), runs in zip(looked, spans, due, strict=True):
+        memory, part = turn.memory, slice(first, last)
         if not runs and memory.added is not None:
             output[part] = rows[part] + memory.added
             memory = replace(memory, skipped=memory.skipped + 1)
-        elif slot.cache is not None:
-            memory = replace(memory, added=output[part] - rows[part], change=0.0)
+        elif turn.cache is not None:
+            memory = memory.emptied() if turn.is_last else replace(memory, added=output[part] - rows[part], change=0.0)
         memories.append(memory)
     return output, memories
 
 
-def _is_due(slot: CacheSlot, memory: CacheMemory) -> bool:
-    return slot.cache is None or slot.cache.is_due(memory, slot.step, slot.steps)
-
-
-def _run(stack: Stack, rows: Tensor, modulation: Tensor, slots: list[CacheSlot], all_slots: int) -> Tensor:
-    if len(slots) == all_slots:
-        return stack(rows, modulation)
+def _run(stack: Stack, rows: Tensor, spans: list[tuple[int, int]], running: list[int]) -> Tensor:
+    if len(running) == len(spans):
+        return stack(rows, Selection(running, None))
     output = torch.empty_like(rows)
-    if slots:
-        chosen = torch.cat([torch.arange(slot.first, slot.last, device=rows.device) for slot in slots])
-        output[chosen] = stack(rows[chosen], modulation[chosen])
+    if running:
+        chosen = torch.cat([torch.arange(*spans[index], device=rows.device) for index in running])
+        output[chosen] = stack(rows[chosen], Selection(running, chosen))
     return output

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from omnistage.ops.step_cache import CacheMemory, CacheSlot, StepCache, cached_stack
+from omnistage.ops.step_cache import CacheMemory, CacheTurn, Selection, StepCache, cached_stack
 
 
 class Doubling:
@@ -17,9 +17,8 @@ class Doubling:
     def __init__(self) -> None:
         self.documents: list[int] = []
 
-    def __call__(self, rows: Tensor, modulation: Tensor) -> Tensor:
-        assert len(rows) == len(modulation)
-        self.documents.append(len(rows))
+    def __call__(self, rows: Tensor, chosen: Selection) -> Tensor:
+        self.documents.append(len(chosen.documents))
         return rows * 2
 
 
@@ -33,8 +32,8 @@ def runs_of(cache: StepCache, steps: int, signals: list[float]) -> list[int]:
     for step in range(steps):
         stack = Doubling()
         value = torch.full((1, 4), signals[step])
-        slot = CacheSlot(0, 1, cache, memory, step, steps)
-        _, (memory,) = cached_stack(stack, value, value, partial(part_of, value), [slot])
+        turn = CacheTurn(cache, memory, step, steps)
+        _, (memory,) = cached_stack(stack, value, partial(part_of, value), [1], [turn])
         ran += [step] if stack.documents else []
     assert memory.skipped == steps - len(ran)
     return ran
@@ -62,8 +61,8 @@ def test_skipped_request_gets_what_the_stack_added_last_time_and_the_others_run(
     stack = Doubling()
     rows = torch.tensor([[1.0], [2.0], [3.0]])
     memory = CacheMemory(added=torch.tensor([[10.0], [20.0]]), signal=rows[:2])
-    slots = [CacheSlot(0, 2, cache, memory, 1, 5), CacheSlot(2, 3, None, CacheMemory(), 1, 5)]
-    output, memories = cached_stack(stack, rows, rows, lambda a, b: rows[a:b], slots)
+    turns = [CacheTurn(cache, memory, 1, 5), CacheTurn(None, CacheMemory(), 1, 5)]
+    output, memories = cached_stack(stack, rows, lambda a, b: rows[a:b], [2, 1], turns)
     assert output.tolist() == [[11.0], [22.0], [6.0]]
     assert stack.documents == [1]
     assert [m.skipped for m in memories] == [1, 0]
@@ -71,8 +70,7 @@ def test_skipped_request_gets_what_the_stack_added_last_time_and_the_others_run(
 
 def test_nothing_is_kept_for_requests_without_a_cache() -> None:
     rows = torch.ones(2, 1)
-    slots = [CacheSlot(0, 2, None, CacheMemory(), 0, 5)]
-    _, (memory,) = cached_stack(Doubling(), rows, rows, lambda a, b: rows[a:b], slots)
+    _, (memory,) = cached_stack(Doubling(), rows, lambda a, b: rows[a:b], [2], [CacheTurn(None, CacheMemory(), 0, 5)])
     assert memory == CacheMemory()
 
 
@@ -80,6 +78,28 @@ def test_memory_given_is_not_changed() -> None:
     """A step that fails later can be repeated."""
     memory = CacheMemory()
     rows = torch.ones(1, 1)
-    slot = CacheSlot(0, 1, StepCache(kind="relative_change"), memory, 0, 5)
-    cached_stack(Doubling(), rows, rows, lambda a, b: rows[a:b], [slot])
+    turn = CacheTurn(StepCache(kind="relative_change"), memory, 0, 5)
+    cached_stack(Doubling(), rows, lambda a, b: rows[a:b], [1], [turn])
     assert memory == CacheMemory()
+
+
+def test_rows_that_run_are_told_which_they_are() -> None:
+    cache = StepCache(kind="fixed_budget", runs=2)
+    rows = torch.arange(5.0)[:, None]
+    memory = CacheMemory(added=torch.zeros(2, 1), signal=rows[:2])
+    seen: list[Tensor] = []
+
+    def stack(part: Tensor, chosen: Selection) -> Tensor:
+        seen.append(chosen.of(torch.arange(5)))
+        return part
+
+    turns = [CacheTurn(None, CacheMemory(), 1, 5), CacheTurn(cache, memory, 1, 5), CacheTurn(None, CacheMemory(), 1, 5)]
+    cached_stack(stack, rows, lambda a, b: rows[a:b], [1, 2, 2], turns)
+    assert [part.tolist() for part in seen] == [[0, 3, 4]]
+
+
+def test_last_step_leaves_only_the_count() -> None:
+    rows = torch.ones(1, 1)
+    turn = CacheTurn(StepCache(kind="relative_change"), CacheMemory(rows, rows, 0.0, 3), 4, 5)
+    _, (memory,) = cached_stack(Doubling(), rows, lambda a, b: rows[a:b], [1], [turn])
+    assert memory == CacheMemory(skipped=3)

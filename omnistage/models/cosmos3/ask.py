@@ -15,6 +15,7 @@ from omnistage.errors import RequestError
 from omnistage.models.cosmos3.action import DOMAINS, TIERS, VIEWPOINTS, Canvas, Domain, canvas_for
 from omnistage.models.cosmos3.checkpoint import Checkpoint
 from omnistage.models.cosmos3.transfer_plan import HINTS, TransferAsk, plan_transfer
+from omnistage.ops.step_policy import StepCache
 from omnistage.stages.diffusion.parameters import read_parameters
 
 DEFAULT_FRAMES, DEFAULT_HEIGHT, DEFAULT_WIDTH = 189, 720, 1280
@@ -58,6 +59,7 @@ class CosmosParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_duration_template: bool = True
     flow_shift: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
     use_karras_sigmas: bool | None = None
+    step_cache: StepCache | None = None
     control_guidance: Annotated[float, msgspec.Meta(ge=-100, le=100)] = 1.0
     guidance_interval: Interval | None = None
     control_guidance_interval: Interval | None = None
@@ -105,6 +107,7 @@ class Ask:
     duration_template: bool
     flow_shift: float | None
     karras: bool | None
+    step_cache: StepCache | None
 
     @property
     def is_image(self) -> bool:
@@ -204,6 +207,7 @@ def _ask(
         duration_template=params.add_duration_template,
         flow_shift=params.flow_shift,
         karras=params.use_karras_sigmas,
+        step_cache=params.step_cache,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,12 +13,17 @@ from omnistage.models.cosmos3.layout import Layout
 from omnistage.models.cosmos3.reasoner import TextKV, rotate
 from omnistage.ops.packed_attention import Backend, Prefix, packed_attention
 from omnistage.ops.steady import make_steady
+from omnistage.ops.step_cache import CacheMemory, CacheTurn, Selection, cached_stack
+
+# Cosines and sines of the text rows, then of the generation rows.
+Rotary = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """One branch of one request at one step. Latents float32: vision items [1, C, T, h, w], sound [D, S], action
-    [chunk, A]; `domain` [1] selects the action head; `timestep` is the scheduler's number."""
+    [chunk, A]; `domain` [1] selects the action head; `timestep` is the scheduler's number; `turn` is that of the
+    branch's step cache."""
 
     layout: Layout
     text: TextKV
@@ -27,15 +32,18 @@ class Document:
     action: Tensor | None
     domain: Tensor | None
     timestep: int | float
+    turn: CacheTurn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Velocity:
-    """Predictions for the target of a document, float32, shapes as its latents; zero at clean frames."""
+    """Predictions for the target of a document, float32, shapes as its latents; zero at clean frames. `memory`:
+    what the step cache keeps."""
 
     vision: Tensor
     sound: Tensor | None
     action: Tensor | None
+    memory: CacheMemory = field(default_factory=CacheMemory)
 
 
 class _DocumentAttention:
@@ -51,9 +59,7 @@ class _DocumentAttention:
         self._lengths = [document.layout.rows for document in documents]
         self._prefixes = [[document.text.layer(index) for document in documents] for index in self._index.values()]
 
-    def __call__(
-        self, attn: Any, und_seq: Tensor, gen_seq: Tensor, rotary_emb: tuple[Tensor, Tensor, Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, attn: Any, und_seq: Tensor, gen_seq: Tensor, rotary_emb: Rotary) -> tuple[Tensor, Tensor]:
         """The text rows `und_seq` are empty here: their keys and values come from the documents."""
         cos, sin = rotary_emb[2:]
         rows, dim = len(gen_seq), attn.head_dim
@@ -70,6 +76,46 @@ class _DocumentAttention:
         return und_seq, attn.to_add_out(attended.flatten(-2, -1))
 
 
+class _CachedLayers(nn.Module):
+    """Stands for the layers of the transformer; leaves them out for documents whose step cache allows it.
+
+    `begin` sets the documents of the coming call, `end` gives what each is to keep.
+    """
+
+    def __init__(self, layers: nn.ModuleList, attention: _DocumentAttention) -> None:
+        super().__init__()
+        self.layers = layers
+        self._attention = attention
+        self._documents: Sequence[Document] = ()
+        self._memories: list[CacheMemory] = []
+
+    def begin(self, documents: Sequence[Document]) -> None:
+        self._documents = documents
+
+    def end(self) -> list[CacheMemory]:
+        memories, self._memories, self._documents = self._memories, [], ()
+        return memories
+
+    def forward(self, und_seq: Tensor, gen_seq: Tensor, rotary_emb: Rotary) -> tuple[Tensor, Tensor]:
+        """`gen_seq` [rows, width] are the documents' rows, `rotary_emb` their angles after two empty tensors."""
+
+        def stack(rows: Tensor, chosen: Selection) -> Tensor:
+            self._attention.begin([self._documents[index] for index in chosen.documents])
+            angles = (*rotary_emb[:2], chosen.of(rotary_emb[2]), chosen.of(rotary_emb[3]))
+            for layer in self.layers:
+                _, rows = layer(und_seq, rows, angles)
+            return rows
+
+        def signal(first: int, last: int) -> Tensor:
+            read: Tensor = self.layers[0].input_layernorm_moe_gen(gen_seq[first:last])  # type: ignore[operator]
+            return read
+
+        lengths = [document.layout.rows for document in self._documents]
+        turns = [document.turn for document in self._documents]
+        output, self._memories = cached_stack(stack, gen_seq, signal, lengths, turns)
+        return und_seq, output
+
+
 class Denoiser:
     """The generation tower. Takes the understanding half out of `transformer`: `Reasoner` must have its modules."""
 
@@ -77,18 +123,20 @@ class Denoiser:
         self._dtype = dtype
         self._device = device
         self.transformer = transformer
-        self._attention = _DocumentAttention(transformer.layers, backend)
+        attention = _DocumentAttention(transformer.layers, backend)
         _drop_understanding(transformer, dtype, device)
         if device.type == "cpu":
             make_steady(transformer)
-        transformer.set_attn_processor(self._attention)
+        transformer.set_attn_processor(attention)
+        self._layers = _CachedLayers(transformer.layers, attention)
+        transformer.layers = nn.ModuleList([self._layers])
 
     def __call__(self, documents: Sequence[Document]) -> list[Velocity]:
         """The velocities of each document, all from one call of the transformer."""
-        self._attention.begin(documents)
+        self._layers.begin(documents)
         packed = _pack(documents, self._dtype, self._device)
         vision, sound, action = self.transformer(**packed, return_dict=False)
-        return _unpack(documents, vision, sound or [], action or [])
+        return _unpack(documents, vision, sound or [], action or [], self._layers.end())
 
 
 def _drop_understanding(transformer: Any, dtype: torch.dtype, device: torch.device) -> None:
@@ -182,18 +230,23 @@ def _cat(parts: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _unpack(
-    documents: Sequence[Document], vision: list[Tensor], sound: list[Tensor], action: list[Tensor]
+    documents: Sequence[Document],
+    vision: list[Tensor],
+    sound: list[Tensor],
+    action: list[Tensor],
+    memories: list[CacheMemory],
 ) -> list[Velocity]:
     """The transformer gives one entry per vision item, per document with sound, per document with actions."""
     velocities: list[Velocity] = []
     items, sounds, actions = 0, iter(sound), iter(action)
-    for document in documents:
+    for document, memory in zip(documents, memories, strict=True):
         items += len(document.vision)
         velocities.append(
             Velocity(
                 vision=vision[items - 1].float(),  # the target is the last item
                 sound=next(sounds).float() if document.sound is not None else None,
                 action=next(actions).float() if document.action is not None else None,
+                memory=memory,
             )
         )
     return velocities

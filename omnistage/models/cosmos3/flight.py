@@ -13,6 +13,7 @@ from omnistage.models.cosmos3.denoiser import Document, Velocity
 from omnistage.models.cosmos3.layout import Layout
 from omnistage.models.cosmos3.reasoner import Ids, TextKV
 from omnistage.models.cosmos3.schedules import Schedule
+from omnistage.ops.step_cache import CacheMemory, CacheTurn
 from omnistage.payload import Array
 from omnistage.stages.base import StageRequest
 
@@ -42,7 +43,8 @@ class Flight:
     """`media` holds client arrays by port. `texts` is complete when the reasoner's part is done; `latents`, `schedule`
     and `branches` exist from `prepare` on. `controls` are the clean latents of control videos, `chunk` the transfer
     chunk under way; `chunks` and `chunk_latents` are the new pixels and the latents of those that are done, `previous`
-    all pixels of the last one. `reanchor`: the schedule moves clean frames, which are put back after each step."""
+    all pixels of the last one. `reanchor`: the schedule moves clean frames, which are put back after each step.
+    `memories`: of the step cache, by branch."""
 
     request: StageRequest
     ask: Ask
@@ -63,6 +65,7 @@ class Flight:
     chunk_latents: list[Tensor] = field(default_factory=list)
     previous: Tensor | None = None
     reanchor: bool = False
+    memories: dict[str, CacheMemory] = field(default_factory=dict)
     step: int = 0
     done: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
@@ -95,6 +98,7 @@ class Flight:
                 action=latents.action,
                 domain=domain,
                 timestep=timestep,
+                turn=CacheTurn(self.ask.step_cache, self._memory(branch.name), self.step, len(schedule)),
             )
             for branch in self._active(timestep)
         ]
@@ -103,6 +107,7 @@ class Flight:
         """One step of every modality, from the predictions for `documents()` in the same order."""
         latents, schedule = self.ready()
         names = [branch.name for branch in self._active(schedule.timestep(self.step))]
+        self.memories |= {name: velocity.memory for name, velocity in zip(names, velocities, strict=True)}
         merged = self._merge(dict(zip(names, velocities, strict=True)))
         step, generator = self.step, self.generator
         latents.vision = self._anchored(
@@ -118,6 +123,18 @@ class Flight:
             latents.action = schedule.step("action", step, merged.action, latents.action, generator)
             latents.action[:, action.domain.width :] = 0
         self.step += 1
+
+    def _memory(self, branch: str) -> CacheMemory:
+        return self.memories.get(branch, CacheMemory())
+
+    @property
+    def skipped_steps(self) -> float:
+        """Steps that the step cache has left out, the mean over guidance branches."""
+        return sum(memory.skipped for memory in self.memories.values()) / max(1, len(self.memories))
+
+    def forget_steps(self) -> None:
+        """Empties the step cache's memories: a run has ended or starts anew."""
+        self.memories = {name: memory.emptied() for name, memory in self.memories.items()}
 
     def end_chunk(self, clip: Tensor) -> None:
         """Takes the pixels [1, 3, frames, H, W] of the chunk that has had its steps; frames it repeats are dropped."""

@@ -21,6 +21,7 @@ from omnistage.models.cosmos3.request import MEDIA_PORTS, OUTPUTS, as_image, out
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
+from omnistage.stages.diffusion.step_caching import STEP_CACHE
 
 _CACHE = OptionSpec(
     type="int", default=1024, minimum=0, help="MiB of text keys and values kept for requests with equal texts"
@@ -29,7 +30,9 @@ _INPUTS = {port: "actions" if port == "actions" else "image" if port == "image" 
 _OUTPUTS = {port: port for port in OUTPUTS}
 # A 720p video of 189 frames has 44160 rows per guidance branch.
 _ROWS = 1 << 17
-_CAPABILITIES = frozenset({"image", "video", "audio", "action", "seed", "step_batching", "request_batching"})
+_CAPABILITIES = frozenset(
+    {"image", "video", "audio", "action", "seed", "step_batching", "request_batching", "step_cache"}
+)
 
 
 def _denoising_stage(name: str, component: str, *, with_kv: bool) -> StageSpec:
@@ -39,7 +42,7 @@ def _denoising_stage(name: str, component: str, *, with_kv: bool) -> StageSpec:
         component=f"omnistage.models.cosmos3.stage:{component}",
         inputs=_INPUTS | ({"kv": "kv"} if with_kv else {}),
         outputs=_OUTPUTS,
-        options={"batching": BATCHING} | ({} if with_kv else {"reasoner_cache_mb": _CACHE}),
+        options={"batching": BATCHING} | STEP_CACHE | ({} if with_kv else {"reasoner_cache_mb": _CACHE}),
         defaults={"max_num_seqs": 16, "token_budget": _ROWS, "arena_mb": 256},
         capabilities=_CAPABILITIES,
     )

@@ -35,9 +35,11 @@ from omnistage.models.cosmos3.schedules import Schedule
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.packed_attention import Backend, choose_backend
+from omnistage.ops.step_cache import StepCache
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.model import Capabilities, DiffusionModel, Preview, Produced
+from omnistage.stages.diffusion.step_caching import stage_cache, with_stage_cache
 
 KV_PORT = "kv"
 
@@ -54,6 +56,7 @@ class Parts:
     pictures: PictureCodec
     sound: SoundCodec | None
     device: torch.device
+    cache: StepCache | None
 
 
 class Generator:
@@ -70,7 +73,8 @@ class Generator:
     # -- before the first step
 
     def open(self, request: StageRequest) -> Flight:
-        ask = resolve(request.params, self._checkpoint, self._parts.limits)
+        params = with_stage_cache(request.params, self._parts.cache)
+        ask = resolve(params, self._checkpoint, self._parts.limits)
         generator = torch.Generator().manual_seed(request.seed)
         flight = Flight(request, ask, generator, reanchor=self._checkpoint.is_distilled)
         messages = messages_of(ask)
@@ -135,6 +139,7 @@ class Generator:
             for name in ask.branches
         )
         state.step = 0
+        state.forget_steps()
 
     @staticmethod
     def _text_of(state: Flight, branch: str) -> kv_payload.TextKV:
@@ -239,7 +244,7 @@ class Generator:
         return state.done
 
     def metrics(self, state: Flight) -> dict[str, float]:
-        return dict(state.seconds)
+        return state.seconds | {"skipped_steps": state.skipped_steps}
 
     def close(self, state: Flight) -> None:
         """Lets go of everything large."""
@@ -247,6 +252,7 @@ class Generator:
         state.texts, state.media, state.branches = {}, {}, ()
         state.controls, state.control_clips, state.chunks, state.chunk_latents = [], [], [], []
         state.previous = None
+        state.forget_steps()
 
     def shutdown(self) -> None:
         """Holds nothing outside the process."""
@@ -280,6 +286,7 @@ def _build(context: StageContext, *, with_reasoner: bool) -> Generator:
             if checkpoint.sound_dim
             else None,
             device=device,
+            cache=stage_cache(stage.options),
         )
     )
 

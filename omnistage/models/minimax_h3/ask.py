@@ -14,6 +14,7 @@ import msgspec
 from omnistage.errors import RequestError
 from omnistage.models.minimax_h3 import geometry
 from omnistage.models.minimax_h3.checkpoint import Checkpoint, Partition
+from omnistage.ops.step_policy import StepCache
 from omnistage.stages.diffusion.parameters import read_parameters
 
 Task = Literal["t2va", "fl2va", "ref2va"]
@@ -69,6 +70,7 @@ class H3Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_inference_steps: Annotated[int, msgspec.Meta(ge=2, le=1000)] = DEFAULT_STEPS
     flow_shift: Shift | None = None
     audio_flow_shift: Shift | None = None
+    step_cache: StepCache | None = None
     references: tuple[Reference, ...] = ()
     media_shapes: dict[str, Shape] = {}
 
@@ -92,6 +94,7 @@ class Ask:
     steps: int
     flow_shift: float
     audio_flow_shift: float
+    step_cache: StepCache | None
     anchors: tuple[Anchor, ...]
     references: tuple[Reference, ...]
     own_latents: bool
@@ -135,6 +138,7 @@ def resolve(given: dict[str, Any], checkpoint: Checkpoint, max_pixels: int) -> A
         steps=params.num_inference_steps,
         flow_shift=params.flow_shift or checkpoint.flow_shift,
         audio_flow_shift=params.audio_flow_shift or checkpoint.audio_flow_shift,
+        step_cache=params.step_cache,
         anchors=tuple(anchor for name, anchor in KEYFRAMES if name in params.media_shapes),
         references=params.references,
         own_latents="latents" in params.media_shapes,

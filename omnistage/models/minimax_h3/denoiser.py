@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from omnistage.models.minimax_h3.layout import Layout
 from omnistage.ops.packed_attention import Backend, packed_attention
+from omnistage.ops.step_cache import CacheMemory, CacheTurn, Selection, cached_stack
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -47,13 +48,16 @@ class Document(NamedTuple):
     audio: Tensor
     times: tuple[float, ...]
     layout: PackedLayout
+    turn: CacheTurn
 
 
 class Velocity(NamedTuple):
-    """float32, rows as in the document; those of conditions mean nothing."""
+    """float32, rows as in the document; those of conditions mean nothing. `memory`: of the step cache, after this
+    step."""
 
     video: Tensor
     audio: Tensor
+    memory: CacheMemory
 
 
 class _Passing(nn.Module):
@@ -94,6 +98,53 @@ class DocumentAttention:
         return mixed[None]
 
 
+class CachedBlocks(nn.Module):
+    """Stands for the blocks of a transformer; leaves them out for documents whose step cache allows it.
+
+    `begin` sets the documents of the coming call, `end` gives what each is to keep.
+    """
+
+    def __init__(self, blocks: nn.ModuleList, attention: DocumentAttention) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self._attention = attention
+        self._documents: Sequence[Document] = ()
+        self._memories: list[CacheMemory] = []
+
+    def begin(self, documents: Sequence[Document]) -> None:
+        self._documents = documents
+
+    def end(self) -> list[CacheMemory]:
+        memories, self._memories, self._documents = self._memories, [], ()
+        return memories
+
+    def forward(self, hidden: Tensor, time: Tensor, modulation_rows: Tensor, rotary: Rotary) -> Tensor:
+        """`hidden` [1, rows, width], `time` [times, width], `modulation_rows` [rows] index the modulation tables."""
+        lengths = [document.layout.rows for document in self._documents]
+
+        def stack(rows: Tensor, chosen: Selection) -> Tensor:
+            self._attention.lengths = [lengths[index] for index in chosen.documents]
+            table, angles = chosen.of(modulation_rows), (chosen.of(rotary[0]), chosen.of(rotary[1]))
+            moved = rows[None]
+            for block in self.blocks:
+                moved = block(moved, time, table, angles)
+            return moved[0]
+
+        def signal(first: int, last: int) -> Tensor:
+            return _modulated(self.blocks[0], hidden[0, first:last], time, modulation_rows[first:last])
+
+        turns = [document.turn for document in self._documents]
+        output, self._memories = cached_stack(stack, hidden[0], signal, lengths, turns)
+        return output[None]
+
+
+def _modulated(block: Any, rows: Tensor, time: Tensor, modulation_rows: Tensor) -> Tensor:
+    """What the attention of `block` reads."""
+    shift, scale = block.adaln_proj(time)[:2]
+    read: Tensor = block.norm1(rows) * (1.0 + scale[modulation_rows]) + shift[modulation_rows]
+    return read
+
+
 def _projections(attn: Any) -> tuple[nn.Module, nn.Module, nn.Module]:
     return attn.to_q, attn.to_k, attn.to_v
 
@@ -118,6 +169,8 @@ class Denoiser:
         transformer.token_refiner = nn.Identity()
         self._attention = DocumentAttention(backend)
         transformer.set_attn_processor(self._attention)
+        self._blocks = CachedBlocks(transformer.transformer_blocks, self._attention)
+        transformer.transformer_blocks = nn.ModuleList([self._blocks])
 
     @torch.inference_mode()
     def refine(self, text: Tensor) -> Tensor:
@@ -129,7 +182,7 @@ class Denoiser:
     @torch.inference_mode()
     def velocities(self, documents: Sequence[Document]) -> list[Velocity]:
         """One call of the transformer."""
-        self._attention.lengths = [document.layout.rows for document in documents]
+        self._blocks.begin(documents)
         times, time_rows = _times(documents, self._device)
         video, audio = self._transformer(
             hidden_states=torch.cat([document.video for document in documents])[None],
@@ -142,7 +195,7 @@ class Denoiser:
         )
         videos = video[0].float().split([len(document.video) for document in documents])
         audios = audio[0].float().split([len(document.audio) for document in documents])
-        return [Velocity(*pair) for pair in zip(videos, audios, strict=True)]
+        return [Velocity(*parts) for parts in zip(videos, audios, self._blocks.end(), strict=True)]
 
 
 def _packed(layouts: Sequence[PackedLayout]) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from omnistage.models.minimax_h3.geometry import FPS
 from omnistage.payload import MultimodalPayload, Tensor
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
+from omnistage.stages.diffusion.step_caching import STEP_CACHE
 
 _STAGES = "omnistage.models.minimax_h3.stages"
 _MEDIA = ("video", "audio")
@@ -45,6 +46,7 @@ _OPTIONS = {
         choices=("auto", "both", "transformer", "transformer_ref"),
         help="transformers to serve: one, both from the start, or (auto) each from its first request on",
     ),
+    **STEP_CACHE,
 }
 DIFFUSION = StageSpec(
     name="diffusion",
@@ -54,7 +56,7 @@ DIFFUSION = StageSpec(
     outputs={name: name for name in (*_MEDIA, *_LATENTS, _PROGRESS)},
     options=_OPTIONS,
     defaults={"max_num_seqs": 16, "token_budget": _MAX_ROWS, "arena_mb": 64},
-    capabilities=frozenset({"video", "audio", "seed", "step_batching", "request_batching"}),
+    capabilities=frozenset({"video", "audio", "seed", "step_batching", "request_batching", "step_cache"}),
 )
 ENCODER = StageSpec(
     name="encoder",

@@ -29,9 +29,11 @@ from omnistage.models.minimax_h3.schedule import sigmas
 from omnistage.models.minimax_h3.serving import codecs, device_and_dtype, max_pixels, served_checkpoint
 from omnistage.models.minimax_h3.state import H3State
 from omnistage.ops.packed_attention import choose_backend
+from omnistage.ops.step_cache import StepCache
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.model import Capabilities, DiffusionModel, Preview, Produced
+from omnistage.stages.diffusion.step_caching import stage_cache, with_stage_cache
 
 _OWN_PORTS = (VIDEO, AUDIO, LATENTS, AUDIO_LATENTS)
 
@@ -78,6 +80,7 @@ class H3Diffusion:
         *,
         device: torch.device,
         max_pixels: int,
+        cache: StepCache | None,
         encoder: Encoder | None = None,
         codecs: tuple[VideoCodec, AudioCodec] | None = None,
     ) -> None:
@@ -85,11 +88,13 @@ class H3Diffusion:
         self._partitions = partitions
         self._device = device
         self._max_pixels = max_pixels
+        self._cache = cache
         self._encoder = encoder
         self._codecs = codecs
 
     def open(self, request: StageRequest) -> H3State:
-        ask = resolve(request.params, self._checkpoint, self._max_pixels)
+        params = with_stage_cache(request.params, self._cache)
+        ask = resolve(params, self._checkpoint, self._max_pixels)
         return H3State(
             request=request,
             ask=ask,
@@ -142,9 +147,10 @@ class H3Diffusion:
         denoiser = self._partitions.get(states[0].ask.partition)
         velocities = denoiser.velocities([arithmetic.document(state) for state in states])
         moved = [arithmetic.stepped(state, velocity) for state, velocity in zip(states, velocities, strict=True)]
-        for state, (video, audio) in zip(states, moved, strict=True):
+        for state, (video, audio), velocity in zip(states, moved, velocities, strict=True):
             ready = arithmetic.ready_of(state)
             ready.video, ready.audio = video, audio
+            state.memory = velocity.memory
             state.step += 1
 
     def preview(self, state: H3State) -> Preview | None:
@@ -182,11 +188,12 @@ class H3Diffusion:
         return not state.left
 
     def metrics(self, state: H3State) -> dict[str, float]:
-        return dict(state.seconds)
+        return state.seconds | {"skipped_steps": float(state.memory.skipped)}
 
     def close(self, state: H3State) -> None:
         state.media = {}
         state.conditions = state.prepared = None
+        state.memory = state.memory.emptied()
 
     def shutdown(self) -> None:
         """Holds nothing beyond its modules."""
@@ -210,6 +217,7 @@ def whole(context: StageContext) -> DiffusionModel[H3State]:
         Partitions(context, checkpoint, device, dtype),
         device=device,
         max_pixels=max_pixels(context),
+        cache=stage_cache(context.stage.options),
         encoder=ConditionEncoder(checkpoint, dtype, device, *both),
         codecs=both,
     )
@@ -224,4 +232,5 @@ def middle(context: StageContext) -> DiffusionModel[H3State]:
         Partitions(context, checkpoint, device, dtype),
         device=device,
         max_pixels=max_pixels(context),
+        cache=stage_cache(context.stage.options),
     )

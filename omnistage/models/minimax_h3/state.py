@@ -16,6 +16,7 @@ from omnistage.models.minimax_h3.denoiser import Document, PackedLayout, Velocit
 from omnistage.models.minimax_h3.geometry import STEREO
 from omnistage.models.minimax_h3.layout import LatentSize, Layout, build_layout
 from omnistage.models.minimax_h3.schedule import CONDITION_TIME
+from omnistage.ops.step_cache import CacheMemory, CacheTurn
 from omnistage.stages.base import StageRequest
 
 
@@ -47,6 +48,7 @@ class H3State:
     media: Media = field(default_factory=dict)
     conditions: Conditions | None = None
     prepared: Prepared | None = None
+    memory: CacheMemory = field(default_factory=CacheMemory)
     step: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -118,6 +120,7 @@ def document(state: H3State) -> Document:
         audio=torch.cat((ready.condition_audio, ready.audio)),
         times=_times(state),
         layout=ready.layout,
+        turn=CacheTurn(state.ask.step_cache, state.memory, state.step, state.calls),
     )
 
 

@@ -22,6 +22,7 @@ from omnistage.models.tiny_shapes.captions import caption, read_prompt
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
+from omnistage.stages.diffusion.step_caching import STEP_CACHE
 
 _MODALITIES = ("image", "progress", "partial", "latents")
 
@@ -31,7 +32,7 @@ PAINTER = StageSpec(
     component="omnistage.models.tiny_shapes.stage:painter",
     inputs={"text": "text"},
     outputs={name: name for name in _MODALITIES},
-    options={"batching": BATCHING},
+    options={"batching": BATCHING} | STEP_CACHE,
     defaults={"max_num_seqs": 32, "token_budget": 1 << 14, "arena_mb": 8},
     capabilities=frozenset({"image", "seed", "step_batching", "request_batching", "partial_images", "step_cache"}),
 )

@@ -28,11 +28,12 @@ from omnistage.models.tiny_shapes.network import (
     load_weights,
 )
 from omnistage.ops.device import choose_device
-from omnistage.ops.step_cache import CacheMemory, CacheSlot, StepCache, cached_stack
+from omnistage.ops.step_cache import CacheMemory, CacheTurn, Selection, StepCache, cached_stack
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.model import PARTIAL_PORT, Capabilities, DiffusionModel, Preview, Produced
 from omnistage.stages.diffusion.parameters import read_parameters
+from omnistage.stages.diffusion.step_caching import stage_cache, with_stage_cache
 
 WEIGHTS = Path(__file__).parent / "weights" / "painter.safetensors"
 HIDDEN_WEIGHTS = WEIGHTS.with_name("hidden_painter.safetensors")
@@ -89,12 +90,13 @@ class PainterModel:
 
     capabilities = Capabilities(partial_images=True)
 
-    def __init__(self, network: Painter, device: torch.device) -> None:
+    def __init__(self, network: Painter, device: torch.device, cache: StepCache | None = None) -> None:
         self._network = network
         self._device = device
+        self._cache = cache
 
     def open(self, request: StageRequest) -> PainterState:
-        params = read_parameters(PainterParams, request.params)
+        params = read_parameters(PainterParams, with_stage_cache(request.params, self._cache))
         return PainterState(request=request, params=params, size=read_size(params), waiting=set(request.inputs))
 
     def feed(self, state: PainterState, chunk: InputChunk) -> None:
@@ -155,7 +157,10 @@ class PainterModel:
             watched: Tensor = network.blocks[0].modulated(rows[first:last], modulation[first:last])  # type: ignore[operator]
             return watched
 
-        output, memories = cached_stack(network.stack, rows, modulation, signal, _slots(states))
+        def stack(part: Tensor, chosen: Selection) -> Tensor:
+            return network.stack(part, chosen.of(modulation))
+
+        output, memories = cached_stack(stack, rows, signal, counts, [_turn(state) for state in states])
         raw = torch.split(network.head(output, time), counts)
         return [_guided(part, state.params.guidance_scale) for part, state in zip(raw, states, strict=True)], memories
 
@@ -186,7 +191,7 @@ class PainterModel:
 
     def close(self, state: PainterState) -> None:
         state.picture = state.velocity = state.words = state.hidden = None
-        state.memory = CacheMemory(skipped=state.memory.skipped)
+        state.memory = state.memory.emptied()
 
     def shutdown(self) -> None:
         """Holds nothing beyond the network."""
@@ -244,14 +249,8 @@ def _guided(velocity: Tensor, scale: float) -> Tensor:
     return free + scale * (guided - free)
 
 
-def _slots(states: list[PainterState]) -> list[CacheSlot]:
-    slots, first = [], 0
-    for state in states:
-        last = first + state.branches
-        steps = state.params.num_inference_steps
-        slots.append(CacheSlot(first, last, state.params.step_cache, state.memory, state.step, steps))
-        first = last
-    return slots
+def _turn(state: PainterState) -> CacheTurn:
+    return CacheTurn(state.params.step_cache, state.memory, state.step, state.params.num_inference_steps)
 
 
 def _outputs(state: PainterState) -> list[Produced]:
@@ -289,4 +288,4 @@ def _model(context: StageContext, network: Painter) -> PainterModel:
             name = f"stages.{stage.name}.{key}"
             raise ConfigError(f"{name}: {value} is not supported here; use {known[1]}", param=name)
     device = choose_device(stage.device)
-    return PainterModel(network.to(device), device)
+    return PainterModel(network.to(device), device, stage_cache(stage.options))

@@ -130,6 +130,7 @@ class OneStage:
         self.model = model
         self.engine: DiffusionEngine[H3State] = DiffusionEngine(model, made.stage, lambda: None, executor=AtOnce())
         self.finished: dict[str, dict[str, Any]] = {}
+        self.skipped: dict[str, float] = {}
 
     def add(self, request_id: str, seed: int, ask: dict[str, Any]) -> None:
         request, media = submission(request_id, seed, ask)
@@ -149,6 +150,7 @@ class OneStage:
 
     def step(self) -> None:
         output = self.engine.step()
+        self.skipped |= {done.request_id: done.metrics.extra["skipped_steps"] for done in output.finished}
         for emission in output.emissions:
             got = self.finished[emission.request_id]
             for name, tensor in emission.payload.tensors.items():

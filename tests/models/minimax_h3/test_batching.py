@@ -124,3 +124,20 @@ def test_step_that_fails_changes_no_request(stage: OneStage, right: dict[str, Ou
     assert entry.state.step == 1
     assert np.array_equal(entry.state.prepared.video.numpy(), before.numpy())  # type: ignore[union-attr]
     stage.engine.abort("r0")
+
+
+def test_a_step_cache_skips_its_own_steps_and_leaves_the_others_as_they_are(stage: OneStage) -> None:
+    cache = {"kind": "fixed_budget", "runs": 3}
+    plain = ASKS["text"] | {"num_inference_steps": 7}
+    other = ASKS["first"] | {"num_inference_steps": 6}
+
+    def both(cached: dict[str, Any] | None) -> dict[str, Any]:
+        stage.add("cached", 0, plain | ({"step_cache": cached} if cached else {}))
+        stage.add("other", 1, other)
+        return dict(stage.run())
+
+    without, with_cache = both(None), both(cache)
+    for name in ("latents", "audio_latents", "video"):
+        assert np.array_equal(without["other"][name], with_cache["other"][name])
+        assert not np.array_equal(without["cached"][name], with_cache["cached"][name])
+    assert (stage.skipped["cached"], stage.skipped["other"]) == (3.0, 0.0)
