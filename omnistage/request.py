@@ -51,10 +51,15 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
 
 
 class StageMetrics(msgspec.Struct, omit_defaults=True):
-    """Times in seconds on the machine's monotonic clock differences, counts as they say."""
+    """Times in seconds on the machine's monotonic clock differences, counts as they say.
+
+    `compute_s` is how long the request's steps took, `work_s` its share of them: over all requests it adds up to the
+    time that the stage was busy.
+    """
 
     queue_s: float = 0.0
     compute_s: float = 0.0
+    work_s: float = 0.0
     handoff_s: float = 0.0
     steps: int = 0
     chunks_out: int = 0

@@ -177,9 +177,14 @@ class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of the whole server. Times in seconds, sizes in the unit of their name."""
+    """Bounds of the whole server. Times in seconds, sizes in the unit of their name.
+
+    `max_running` requests run, `max_queue` wait; `max_wait_s` bounds the predicted work ahead of a request that is let
+    in (requests of priority > 0 may fill all of it, of priority 0 three quarters, others half).
+    """
 
     max_queue: Positive = 256
+    max_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     max_running: Positive = 256
     max_body_mb: Positive = 64
     max_audio_s: Positive = 600

@@ -12,15 +12,18 @@ import msgspec
 
 from omnistage.config.model import OmniConfig, PipelineConfig, RequestPlan
 from omnistage.config.registry import load_pipeline
-from omnistage.engine.admission import Admission
+from omnistage.engine.admission import Admission, Ticket
 from omnistage.engine.client import Health, ReplicaHealth
 from omnistage.engine.maintenance import Maintenance
 from omnistage.engine.metrics import EngineMetrics
 from omnistage.engine.orchestrator import Orchestrator
+from omnistage.engine.poison import fingerprint
 from omnistage.engine.record import ClientEvent, RequestRecord, Timing
+from omnistage.engine.work import Ask, WorkModel
 from omnistage.errors import ErrorCode, IntegrityError, OmniError, RequestError
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest, OmniRequestOutput
+from omnistage.runtime.host import HostFactory, LocalHost
 from omnistage.runtime.stage_runtime import StageRuntime
 
 SEED_BITS = 31
@@ -29,11 +32,12 @@ SEED_BITS = 31
 class AsyncOmniEngine:
     """An `EngineClient`. Lives in one event loop; use as an async context manager or call `start` and `stop`."""
 
-    def __init__(self, config: OmniConfig) -> None:
+    def __init__(self, config: OmniConfig, make_host: HostFactory = LocalHost) -> None:
+        self._make_host = make_host
         self._config = config
         self._pipeline = load_pipeline(config.pipeline)
         self._metrics = EngineMetrics()
-        self._admission = Admission(config.limits)
+        self._admission = Admission(config.limits, WorkModel(config), _now)
         self._orchestrator = Orchestrator(config, self._pipeline, self._metrics)
         self._runtime: StageRuntime | None = None
         self._maintenance: Maintenance | None = None
@@ -59,7 +63,7 @@ class AsyncOmniEngine:
 
     async def start(self) -> None:
         """Starts all stages. Raises StageError naming the stage and the cause."""
-        self._runtime = StageRuntime(self._config, self._pipeline, self._orchestrator)
+        self._runtime = StageRuntime(self._config, self._pipeline, self._orchestrator, self._make_host)
         self._orchestrator.attach(self._runtime)
         self._maintenance = Maintenance(self._config, self._orchestrator, self._runtime)
         self._metrics.watch(lambda: list(self.runtime.replicas.values()), self.gauges)
@@ -103,7 +107,7 @@ class AsyncOmniEngine:
     ) -> AsyncIterator[OmniRequestOutput]:
         """See `EngineClient.generate`."""
         try:
-            record = await self._admit(request, media or {})
+            record, ticket = await self._admit(request, media or {})
         except OmniError as error:
             self._metrics.count_rejection(error.info.code)
             raise
@@ -113,9 +117,10 @@ class AsyncOmniEngine:
         finally:
             self._orchestrator.abort(record.id)
             self._orchestrator.drop_events(record)
-            self._admission.leave()
+            answered = record.error is None and record.metrics.keys() >= set(record.plan.stages)
+            self._admission.leave(ticket, record.metrics if answered else {})
 
-    async def _admit(self, request: OmniRequest, media: dict[str, MultimodalPayload]) -> RequestRecord:
+    async def _admit(self, request: OmniRequest, media: dict[str, MultimodalPayload]) -> tuple[RequestRecord, Ticket]:
         if self._runtime is None:
             raise RequestError("the server is starting", code=ErrorCode.UNAVAILABLE, retry_after_s=1.0)
         if self._draining:
@@ -128,7 +133,8 @@ class AsyncOmniEngine:
         plan = self._pipeline.plan(request, media, self._config)
         _check_plain(request, plan)
         self._orchestrator.poison.check(request, media)
-        await self._admission.enter(request.priority)
+        ask = Ask(request, plan, media, self._config)
+        ticket = await self._admission.enter(ask, request.priority, lambda: _booking_key(request, media))
         try:
             if request.id in self._orchestrator.records:
                 raise RequestError(f"a request with id {request.id!r} is running", param="id")
@@ -143,9 +149,9 @@ class AsyncOmniEngine:
             )
             self._orchestrator.begin(record)
         except BaseException:
-            self._admission.leave()
+            self._admission.leave(ticket, {})
             raise
-        return record
+        return record, ticket
 
     def _check_stage_names(self, request: OmniRequest) -> None:
         unknown = [stage for stage in request.sampling if stage and stage not in self._config.stages]
@@ -210,6 +216,8 @@ class AsyncOmniEngine:
         return {
             "requests_running": float(self._admission.running),
             "requests_waiting": float(self._admission.waiting),
+            "requests_booked": float(len(self._admission.bookings)),
+            "backlog_seconds": self._admission.backlog_s(),
             "request_records": float(len(self._orchestrator.records)),
             "poisoned_inputs": float(len(self._orchestrator.poison)),
             "outstanding_chunks": float(self._orchestrator.outstanding_chunks),
@@ -248,6 +256,14 @@ class AsyncOmniEngine:
         self.runtime.client_hub.check_integrity()
         if self.runtime.client_hub.held():
             raise IntegrityError("the client's connector still stores payloads")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _booking_key(request: OmniRequest, media: dict[str, MultimodalPayload]) -> bytes:
+    return request.owner.encode() + fingerprint(request, media)
 
 
 def _check_plain(request: OmniRequest, plan: RequestPlan) -> None:

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -22,8 +24,32 @@ _QUIET = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABL
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class Host:
-    """Launches one host plan. The links of its replicas close when it ends; `wait()` then reaps it."""
+class Host(Protocol):
+    """Runs one host plan. The links of its replicas close when it ends; `wait()` then reaps it."""
+
+    plan: HostPlan
+
+    @property
+    def pid(self) -> int | None: ...
+
+    async def start(self, plans: list[ReplicaPlan]) -> None:
+        """`plans` hold the replica ends of sockets, which pass into the host's ownership."""
+        ...
+
+    async def wait(self) -> str:
+        """Reaps the host, killing what is left of it; returns how it ended, in words."""
+        ...
+
+    def kill(self) -> None:
+        """Ends a host that is a process at once."""
+        ...
+
+
+HostFactory = Callable[[HostPlan, OmniConfig, PipelineConfig, LocalStore], Host]
+
+
+class LocalHost:
+    """A process of its own, or threads of this one: see `Host`."""
 
     def __init__(self, plan: HostPlan, config: OmniConfig, pipeline: PipelineConfig, store: LocalStore) -> None:
         self.plan = plan
@@ -41,7 +67,6 @@ class Host:
         return self._process.pid if self._process is not None else None
 
     async def start(self, plans: list[ReplicaPlan]) -> None:
-        """`plans` hold the replica ends of sockets, which pass into the host's ownership."""
         if self.plan.is_main:
             self._start_threads(plans)
         else:
@@ -81,7 +106,6 @@ class Host:
         await asyncio.to_thread(ours.sendall, len(raw).to_bytes(4, "little") + raw)
 
     async def wait(self) -> str:
-        """Reaps the host, killing what is left of it; returns how it ended, in words."""
         if self._lifeline is not None:
             self._lifeline.close()
         if self._process is not None:

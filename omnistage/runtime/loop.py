@@ -82,10 +82,14 @@ class VisitState:
     unreleased: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     held: bool = False
     handoff_s: float = 0.0
+    work_s: float = 0.0
 
 
 class StageLoop:
-    """Runs `engine` for one replica. `credits` maps output ports to the chunks that may be in flight per request."""
+    """Runs `engine` for one replica. `credits` maps output ports to the chunks that may be in flight per request.
+
+    `run` is all of a replica's life; a driver that keeps time itself calls `begin`, `turn` and `end` instead.
+    """
 
     def __init__(
         self,
@@ -97,7 +101,9 @@ class StageLoop:
         waker: Waker,
         credits: dict[str, int],
         faults: Faults | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._stage = stage
         self._engine = engine
         self._socket = sock
@@ -120,24 +126,43 @@ class StageLoop:
 
     def run(self, ready: StageReady) -> None:
         """Reports `ready`, then serves until the socket closes or a shutdown message comes."""
-        self._out.ready = ready
+        self.begin(ready)
         try:
             while not self._stopping:
-                self._turn()
+                self.turn()
             self._flush(idle=True)
         except (BrokenPipeError, ConnectionResetError):
             logger.info("stage %s: the orchestrator is gone", self._stage)
         finally:
-            self._engine.close()
-            self._selector.close()
+            self.end()
 
-    def _turn(self) -> None:
+    def begin(self, ready: StageReady) -> None:
+        """The next turn reports `ready`."""
+        self._out.ready = ready
+
+    def end(self) -> None:
+        """Releases everything; nothing more is sent."""
+        self._engine.close()
+        self._selector.close()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def pending(self) -> bool:
+        """True when another turn would step or send something, whether or not a message comes."""
+        return self._engine.has_work() or self._out != _NOTHING
+
+    def turn(self, *, block: bool = True) -> None:
+        """Sends what the last turn brought, takes messages (waiting for one if there is nothing to do and `block`),
+        steps once."""
         busy = self._engine.has_work()
         if not busy:
             self._faults.hit("going_idle")
             self._check_idle()
         self._flush(idle=not busy)
-        self._receive(block=not busy)
+        self._receive(block=block and not busy)
         if self._engine.has_work():
             self._step()
 
@@ -248,15 +273,26 @@ class StageLoop:
     # -- the engine
 
     def _step(self) -> None:
+        started = self._clock()
         try:
             self._faults.hit("before_step")
             output = self._engine.step()
+            self._share(output, self._clock() - started)
         except Exception:
             logger.exception("stage %s: a step failed; stepping its requests one by one", self._stage)
             self._isolate()
             return
         self._collect(output)
         self._faults.hit("after_step")
+
+    def _share(self, output: StepOutput, seconds: float) -> None:
+        """Charges the requests of a step with their part of its time."""
+        rows = output.rows or (1,) * len(output.batch)
+        whole = sum(rows)
+        for request_id, part in zip(output.batch, rows, strict=True):
+            state = self._visits.get(request_id)
+            if state is not None:
+                state.work_s += seconds * part / whole
 
     def _isolate(self) -> None:
         def step_alone(request_id: str) -> None:
@@ -320,7 +356,7 @@ class StageLoop:
     def _finish(self, finished: Finished) -> None:
         self._faults.hit("before_finish", finished.request_id)
         state = self._visits.pop(finished.request_id)
-        finished.metrics.handoff_s = state.handoff_s
+        finished.metrics.handoff_s, finished.metrics.work_s = state.handoff_s, state.work_s
         self._out.finished.append(
             VisitEnd(
                 finished.request_id, state.epoch, finished.reason, finished.metrics, dict(state.sent), finished.error

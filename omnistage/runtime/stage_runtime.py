@@ -20,7 +20,7 @@ from omnistage.connectors.inline import InlineConnector, LocalStore
 from omnistage.connectors.shm import ShmConnector
 from omnistage.errors import StageError
 from omnistage.messages import Extent, FromStage, StageReady, ToStage
-from omnistage.runtime.host import Host, replica_socket
+from omnistage.runtime.host import Host, HostFactory, LocalHost, replica_socket
 from omnistage.runtime.link import Link
 from omnistage.runtime.plan import (
     MAIN_HOST,
@@ -95,7 +95,14 @@ class Replica:
 class StageRuntime:
     """Owns hosts, arenas and links. All methods belong to one event loop."""
 
-    def __init__(self, config: OmniConfig, pipeline: PipelineConfig, listener: RuntimeListener) -> None:
+    def __init__(
+        self,
+        config: OmniConfig,
+        pipeline: PipelineConfig,
+        listener: RuntimeListener,
+        make_host: HostFactory = LocalHost,
+    ) -> None:
+        self._make_host = make_host
         self._config = config
         self._pipeline = pipeline
         self._listener = listener
@@ -228,7 +235,7 @@ class StageRuntime:
         return ConnectorHub(InlineConnector(self._store, 0), shm, ports)
 
     async def _launch(self, plan: HostPlan) -> None:
-        host = Host(plan, self._config, self._pipeline, self._store)
+        host = self._make_host(plan, self._config, self._pipeline, self._store)
         self._hosts[plan.name] = host
         loop = asyncio.get_running_loop()
         replica_plans: list[ReplicaPlan] = []

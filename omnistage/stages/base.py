@@ -53,11 +53,15 @@ class Finished(msgspec.Struct, kw_only=True):
 
 
 class StepOutput(msgspec.Struct, kw_only=True):
-    """What one `step()` produced; `batch` lists the requests that the step computed for."""
+    """What one `step()` produced; `batch` lists the requests that the step computed for.
+
+    `rows` says how much of the step each of them was (rows, tokens); empty when all had an equal part.
+    """
 
     emissions: list[Emission] = []
     finished: list[Finished] = []
     batch: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
 
 
 class StageEngine(Protocol):

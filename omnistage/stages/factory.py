@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any
 
 from omnistage.config.model import StageContext
@@ -11,10 +12,13 @@ from omnistage.faults import Faults
 from omnistage.stages.base import StageEngine
 
 
-def build_engine(context: StageContext, wake: Callable[[], None], faults: Faults | None = None) -> StageEngine:
+def build_engine(
+    context: StageContext, wake: Callable[[], None], faults: Faults | None = None, executor: Executor | None = None
+) -> StageEngine:
     """Imports the stage's component, builds it, and puts the engine of its kind around it.
 
-    `wake` may be called from any thread of the engine to have the loop look at `has_work` again. Raises ConfigError or
+    `wake` may be called from any thread of the engine to have the loop look at `has_work` again; `executor` takes the
+    place of the engine's own threads. Raises ConfigError or
     whatever the component raises for missing files or unfit weights.
     """
     component = _load(context.spec.component)(context)
@@ -29,7 +33,7 @@ def build_engine(context: StageContext, wake: Callable[[], None], faults: Faults
         return AREngine(component, context.stage, faults=faults)
     from omnistage.stages.diffusion.engine import DiffusionEngine
 
-    diffusion: DiffusionEngine[Any] = DiffusionEngine(component, context.stage, wake, faults=faults)
+    diffusion: DiffusionEngine[Any] = DiffusionEngine(component, context.stage, wake, faults=faults, executor=executor)
     return diffusion
 
 

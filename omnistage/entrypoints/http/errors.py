@@ -51,6 +51,7 @@ async def send_error(exchange: Exchange, info: ErrorInfo, unread: bool = False) 
         headers = (*headers, (b"www-authenticate", b"Bearer"), (b"www-authenticate", b'Basic realm="omnistage"'))
     if info.retry_after_s is not None:
         headers = (*headers, (b"retry-after", str(max(1, math.ceil(info.retry_after_s))).encode()))
+        headers = (*headers, (b"retry-after-ms", str(math.ceil(info.retry_after_s * 1000)).encode()))
     await exchange.start(status, JSON, headers)
     await (exchange.write(body) if unread else exchange.end(body))
 

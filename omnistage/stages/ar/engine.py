@@ -126,6 +126,7 @@ class AREngine(Generic[S]):
                 self._commit(work, sampled, started, elapsed)
         out, self._out = self._out, StepOutput()
         out.batch = tuple([work.seq.request_id for work in works])
+        out.rows = tuple([work.stop - work.start for work in works])
         return out
 
     def request_ids(self) -> frozenset[str]:

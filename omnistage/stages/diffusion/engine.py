@@ -115,8 +115,10 @@ class DiffusionEngine(Generic[S]):
         """
         self._decodes.raise_failed(only)
         output = StepOutput()
+        rows: tuple[int, ...] = ()
         batch = [self._entries[request_id] for request_id in self._scheduler.schedule(only)]
         if batch:
+            rows = tuple(max(1, self._model.rows(entry.state)) for entry in batch)
             self._advance(batch, output)
         decoded = self._decodes.collect(only)
         for result in decoded:
@@ -124,6 +126,7 @@ class DiffusionEngine(Generic[S]):
         self._decodes.submit(only)
         self._last_batch = tuple(entry.id for entry in batch)
         output.batch = (*self._last_batch, *(result.entry.id for result in decoded))
+        output.rows = (*rows, *(1 for _ in decoded))
         return output
 
     def request_ids(self) -> frozenset[str]:
