@@ -10,6 +10,7 @@ import msgspec
 from omnistage.errors import ErrorInfo
 from omnistage.payload import MultimodalPayload
 from omnistage.sampling import SamplingParams
+from omnistage.tools import ToolUse
 
 
 class FinishReason(StrEnum):
@@ -30,7 +31,8 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     own parameter names (spec of the model). `timeout` is seconds from admission. With `stream` False all events come
     together at the end, which lets the request be replayed when a stage dies half-way. `progress` asks for events of
     modality "progress" (meta {"step", "steps"}) where the pipeline gives them. `owner` names who asks: requests of
-    different owners share no prefix cache.
+    different owners share no prefix cache. `tools`, `tool_choice` and `parallel_tool_calls` are those of OpenAI's chat
+    completions.
     """
 
     id: str
@@ -48,6 +50,9 @@ class OmniRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     progress: bool = False
     params: dict[str, Any] = {}
     owner: str = ""
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
 
 class StageMetrics(msgspec.Struct, omit_defaults=True):
@@ -109,12 +114,17 @@ class OmniRequestOutput(msgspec.Struct, kw_only=True):
     error: ErrorInfo | None = None
 
 
+def is_reasoning(event: OmniRequestOutput) -> bool:
+    """True for text that is thought, not said."""
+    return event.payload is not None and event.payload.meta.get("reasoning") is True
+
+
 class StageRequest(msgspec.Struct, kw_only=True):
     """A request as one stage sees it.
 
     `inputs` are the ports that will deliver chunks, `outputs` the ports that somebody reads in this request (others
     need not be computed). `epoch` counts replays: an engine never sees chunks of older epochs. `cache_salt` separates
-    what may be cached for different owners.
+    what may be cached for different owners. `tools` are those that its text may call.
     """
 
     request_id: str
@@ -126,3 +136,4 @@ class StageRequest(msgspec.Struct, kw_only=True):
     seed: int = 0
     priority: int = 0
     cache_salt: str = ""
+    tools: ToolUse | None = None

@@ -15,6 +15,25 @@ MAX_TOKENS_LIMIT = 1 << 20
 TOP_LOGPROBS_LIMIT = 20
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What shape a text must have; exactly one of the first five is given.
+
+    `json` is a JSON schema (an object, or its text), `json_object` any JSON object, `regex` an expression of the regex
+    crate that the whole text matches, `choice` a list of texts, `grammar` a grammar in Lark or GBNF/EBNF notation.
+    A schema with keywords that cannot be enforced is refused if `strict`, else they are left to the model.
+    `disable_any_whitespace` has JSON written without blanks. Errors name `param`.
+    """
+
+    json: dict[str, Any] | str | None = None
+    json_object: bool = False
+    regex: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    choice: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | None = None
+    grammar: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    strict: bool = True
+    disable_any_whitespace: bool = False
+    param: str = "structured_outputs"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """How one stage picks tokens for one request. Temperature 0 is greedy, the stage's helpers included.
 
@@ -39,6 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     logprobs: bool = False
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=TOP_LOGPROBS_LIMIT)] = 0
     prompt_logprobs: bool = False
+    structured_outputs: StructuredOutputs | None = None
 
 
 def sampling_params(stage: str, *layers: dict[str, Any]) -> SamplingParams:

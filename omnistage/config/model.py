@@ -35,12 +35,21 @@ class OptionSpec(msgspec.Struct, frozen=True):
     help: str = ""
 
 
+class TextMarkup(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model marks parts of the text that it writes: the notation of its tool calls ("" for a model that was not
+    taught any), and the tags around what it thinks before it answers."""
+
+    tool_format: Literal["", "hermes"] = ""
+    reasoning: tuple[str, str] | None = None
+
+
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One stage as its pipeline declares it.
 
     `component` is "module:attribute" of a factory `(StageContext) -> component`, resolved only in the process that owns
     the stage. `inputs` and `outputs` map port names to payload types (free words: "text", "audio", "codes", "kv", ...).
-    `defaults` overrides StageConfig fields for this stage; `torch` is False for stages that need no torch.
+    `defaults` overrides StageConfig fields for this stage; `torch` is False for stages that need no torch. `markup`
+    says how to read the text that it writes.
     """
 
     name: str
@@ -53,6 +62,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     defaults: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     capabilities: frozenset[str] = frozenset()
+    markup: TextMarkup = TextMarkup()
     torch: bool = True
 
 

@@ -42,6 +42,8 @@ def without_sent(output: OmniRequestOutput, skip: Sent) -> OmniRequestOutput | N
     tokens = output.token_ids[skip.tokens :]
     skip.tokens -= len(output.token_ids) - len(tokens)
     payload = _cut_samples(output.payload, skip)
+    if payload is not None and output.token_ids and not tokens:
+        payload = _without_calls(payload)
     changed = msgspec.structs.replace(output, text=text, token_ids=tokens, payload=payload)
     empty = not text and not tokens and (payload is None or not payload.nbytes)
     if empty and not output.final and skip.chunks > 0:
@@ -54,6 +56,12 @@ def _cut_text(text: str, skip: Sent) -> str:
     cut = min(len(text), len(skip.text))
     skip.text = skip.text[cut:]
     return text[cut:]
+
+
+def _without_calls(payload: MultimodalPayload) -> MultimodalPayload:
+    """News of tool calls comes with the tokens that wrote it, and goes with them."""
+    meta = {key: value for key, value in payload.meta.items() if key != "tool_calls"}
+    return MultimodalPayload(payload.tensors, meta)
 
 
 def _cut_samples(payload: MultimodalPayload | None, skip: Sent) -> MultimodalPayload | None:

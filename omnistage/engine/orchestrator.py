@@ -16,6 +16,7 @@ from omnistage.engine.metrics import EngineMetrics
 from omnistage.engine.poison import PoisonBook, Quarantine
 from omnistage.engine.record import ClientEvent, Outstanding, RequestRecord, StageVisit, active_edges
 from omnistage.engine.router import Router
+from omnistage.engine.text_demands import tools_of
 from omnistage.engine.watch import HandoffWatch
 from omnistage.errors import ErrorCode, ErrorInfo, RequestError
 from omnistage.messages import Chunk, ChunkKey, Extent, FromStage, Visit, VisitEnd
@@ -160,6 +161,7 @@ class Orchestrator:
                 seed=record.seed,
                 priority=record.request.priority,
                 cache_salt=record.request.owner,
+                tools=tools_of(record.request),
             )
         )
         waiting, visit.waiting = visit.waiting, []

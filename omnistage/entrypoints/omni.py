@@ -19,7 +19,8 @@ from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.entrypoints.request_line import Line, parse_line
 from omnistage.errors import ErrorInfo, OmniError
 from omnistage.payload import Array, MultimodalPayload
-from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput, RequestMetrics
+from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput, RequestMetrics, is_reasoning
+from omnistage.tools import MadeCall, MadeCalls
 
 Ask = str | Mapping[str, Any] | OmniRequest
 # Events that say how far an answer is, and are no part of it.
@@ -30,12 +31,15 @@ OnOutput = Callable[[OmniRequestOutput], None]
 class OmniResult(msgspec.Struct, kw_only=True):
     """A whole answer: the deltas of a request put together.
 
+    `reasoning` is what a thinking model thought before its answer, `tool_calls` the calls that it made.
     `tensors` has one array per media name: "audio" float32 [channels, samples], "image" uint8 [n, H, W, 3], ...
     `meta` merges the metadata of the media ("sample_rate", "fps", ...). `error` is set when the request failed.
     """
 
     request_id: str
     text: str = ""
+    reasoning: str = ""
+    tool_calls: list[MadeCall] = []
     token_ids: list[int] = []
     tensors: dict[str, Array] = {}
     meta: dict[str, Any] = {}
@@ -55,7 +59,8 @@ class ResultBuilder:
     """Puts the events of one request together. Media chunks are concatenated along their last axis (audio) or first."""
 
     def __init__(self, request_id: str) -> None:
-        self._result = OmniResult(request_id=request_id, token_ids=[])
+        self._calls = MadeCalls(request_id)
+        self._result = OmniResult(request_id=request_id, token_ids=[], tool_calls=self._calls.calls)
         self._pieces: dict[str, list[Array]] = {}
 
     def add(self, output: OmniRequestOutput) -> None:
@@ -66,7 +71,10 @@ class ResultBuilder:
             return
         if output.modality in PASSING:
             return
-        result.text += output.text
+        if is_reasoning(output):
+            result.reasoning += output.text
+        else:
+            result.text += output.text
         result.token_ids.extend(output.token_ids)
         if output.payload is not None:
             self._add_payload(output.payload)
@@ -74,7 +82,8 @@ class ResultBuilder:
     def _add_payload(self, payload: MultimodalPayload) -> None:
         for name, tensor in payload.tensors.items():
             self._pieces.setdefault(name, []).append(tensor.array)
-        skipped = ("text", "token_ids", "logprobs")
+        self._calls.take(payload.meta.get("tool_calls", []))
+        skipped = ("text", "token_ids", "logprobs", "tool_calls", "reasoning")
         self._result.meta |= {key: value for key, value in payload.meta.items() if key not in skipped}
 
     def failed(self, error: OmniError) -> OmniResult:

@@ -99,6 +99,8 @@ def save(result: OmniResult, out: Path, *, save_tensors: bool) -> None:
     document = {
         "id": result.request_id,
         "text": result.text,
+        "reasoning": result.reasoning,
+        "tool_calls": msgspec.to_builtins(result.tool_calls),
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,
         "seed": result.seed,

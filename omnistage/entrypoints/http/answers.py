@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from omnistage.request import RequestMetrics
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class PromptDetails(msgspec.Struct):
@@ -72,15 +72,38 @@ class PicturePart(msgspec.Struct):
     type: Literal["image_url"] = "image_url"
 
 
+class CalledFunction(msgspec.Struct):
+    """`arguments` is JSON text, or in a stream a piece of it; `name` comes once."""
+
+    name: str | UnsetType
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class DeltaToolCall(msgspec.Struct):
+    index: int
+    function: CalledFunction
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class AssistantAnswer(msgspec.Struct):
-    """`reasoning_content` is what a thinking model thought before its answer; `images` are pictures that it drew."""
+    """`reasoning_content` (and `reasoning`) is what a thinking model thought before its answer; `images` are pictures
+    that it drew."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     audio: MessageAudio | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     images: list[PicturePart] | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -116,7 +139,9 @@ class Delta(msgspec.Struct):
     content: str | UnsetType = UNSET
     audio: DeltaAudio | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     images: list[PicturePart] | UnsetType = UNSET
+    tool_calls: list[DeltaToolCall] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):

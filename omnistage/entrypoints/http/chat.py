@@ -29,13 +29,13 @@ from omnistage.entrypoints.http.events import Media, choice_events
 from omnistage.entrypoints.http.inputs import MessageReader, choice_requests, load_media, sampling_of, voice_of
 from omnistage.entrypoints.http.parse import decode_json
 from omnistage.entrypoints.http.pictures_out import picture_parts
-from omnistage.entrypoints.http.result import ChoiceResult, is_reasoning, usage_of
+from omnistage.entrypoints.http.result import ChoiceResult, call_deltas, usage_of
 from omnistage.entrypoints.http.schema import ChatRequest
 from omnistage.entrypoints.http.sse import DONE, event, json_bytes
 from omnistage.entrypoints.http.state import ServerState, new_id
 from omnistage.entrypoints.http.transcripts import LIFETIME_S
 from omnistage.errors import RequestError
-from omnistage.request import OmniRequest, OmniRequestOutput
+from omnistage.request import OmniRequest, OmniRequestOutput, is_reasoning
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 MODALITIES = ("text", "audio", "image")
@@ -84,6 +84,9 @@ async def _job(state: ServerState, body: ChatRequest) -> ChatJob:
         timeout=body.timeout,
         stream=bool(body.stream),
         params=_model_params(body),
+        tools=body.tools or [],
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     audio_format = encoder_name(body.audio.format if body.audio else "wav") if "audio" in modalities else ""
     return ChatJob(
@@ -124,7 +127,7 @@ def _modalities(state: ServerState, body: ChatRequest) -> tuple[str, ...]:
 
 
 async def _whole(state: ServerState, exchange: Exchange, job: ChatJob) -> None:
-    results = [ChoiceResult(index, job.body.return_metrics) for index in range(len(job.requests))]
+    results = [ChoiceResult(i, job.body.return_metrics, ask.id) for i, ask in enumerate(job.requests)]
     sounds = [AudioCollector(state, job.audio_format) if job.audio_format else None for _ in results]
     pictures: list[list[PicturePart]] = [[] for _ in results]
     async with aclosing(choice_events(state.engine, job.requests, job.media)) as events:
@@ -144,14 +147,17 @@ async def _choice(
     state: ServerState, result: ChoiceResult, sound: AudioCollector | None, pictures: list[PicturePart]
 ) -> ChatChoice:
     assert result.finish is not None
-    message = AssistantAnswer(result.text)
-    if sound is not None:
+    calls = result.calls
+    message = AssistantAnswer(result.text or (None if calls else ""))
+    if sound is not None and (result.text or not calls):
         data = base64_text(await sound.encode())
         audio_id = new_id("audio_")
         state.transcripts.keep(audio_id, result.text)
         message = AssistantAnswer(None, audio=MessageAudio(audio_id, data, int(time.time()) + LIFETIME_S, result.text))
     if result.reasoning:
-        message.reasoning_content = result.reasoning
+        message.reasoning_content = message.reasoning = result.reasoning
+    if calls:
+        message.tool_calls = calls
     if pictures:
         message.images = pictures
     logprobs = ChatLogprobs(result.logprobs) if result.logprobs else None
@@ -176,8 +182,10 @@ class _ChoiceStream:
             self._opened = True
             chunks.append(self._chunk(self._first()))
         if (output.text and output.modality == "text") or logprobs:
-            delta = Delta(reasoning_content=output.text) if is_reasoning(output) else self._text(output.text)
-            chunks.append(self._chunk(delta, logprobs))
+            chunks.append(self._chunk(self._words(output), logprobs))
+        calls = call_deltas(self.result, output)
+        if calls:
+            chunks.append(self._chunk(Delta(tool_calls=calls)))
         pictures = await picture_parts(self._state, output)
         if pictures:
             chunks.append(self._chunk(Delta(images=pictures)))
@@ -192,6 +200,11 @@ class _ChoiceStream:
         if self._audio is None:
             return Delta(role="assistant", content="")
         return Delta(role="assistant", audio=DeltaAudio(id=self._audio_id))
+
+    def _words(self, output: OmniRequestOutput) -> Delta:
+        if is_reasoning(output):
+            return Delta(reasoning_content=output.text, reasoning=output.text)
+        return self._text(output.text)
 
     def _text(self, text: str) -> Delta:
         if self._audio is None:
@@ -226,7 +239,7 @@ class _Stream:
         self._state, self._exchange, self._job = state, exchange, job
         options = job.body.stream_options
         self._include_usage = options is not None and options.include_usage
-        results = [ChoiceResult(index, job.body.return_metrics) for index in range(len(job.requests))]
+        results = [ChoiceResult(i, job.body.return_metrics, ask.id) for i, ask in enumerate(job.requests)]
         self._choices = [_ChoiceStream(state, result, job.audio_format) for result in results]
 
     async def run(self) -> None:

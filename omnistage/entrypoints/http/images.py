@@ -25,13 +25,12 @@ from omnistage.entrypoints.http.media_schema import (
 )
 from omnistage.entrypoints.http.multipart import Form, read_form
 from omnistage.entrypoints.http.parse import convert_fields, decode_json
-from omnistage.entrypoints.http.result import is_reasoning
 from omnistage.entrypoints.http.sse import DONE, event, json_bytes
 from omnistage.entrypoints.http.state import ServerState, new_id
 from omnistage.errors import ErrorCode, OmniError, RequestError
 from omnistage.media.image_encode import MEDIA_TYPES, encode_image
 from omnistage.payload import Array
-from omnistage.request import OmniRequestOutput, RequestMetrics
+from omnistage.request import OmniRequestOutput, RequestMetrics, is_reasoning
 
 _decoder = msgspec.json.Decoder(ImageRequest)
 MAX_EDIT_IMAGES = 16

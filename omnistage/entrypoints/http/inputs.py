@@ -9,6 +9,7 @@ import msgspec
 from omnistage.config.model import LimitsConfig
 from omnistage.entrypoints.http import schema
 from omnistage.entrypoints.http.state import ServerState
+from omnistage.entrypoints.http.text_shape import text_shape
 from omnistage.errors import ErrorCode, RequestError
 from omnistage.media.data_url import decode_base64
 from omnistage.media.jobs import DecodeJob, MediaKind
@@ -70,7 +71,11 @@ class MessageReader:
 
     def _message(self, message: schema.ChatMessage, param: str) -> dict[str, Any]:
         if isinstance(message, schema.AssistantMessage):
-            return {"role": "assistant", "content": self._assistant(message, param)}
+            calls = {"tool_calls": self._calls(message.tool_calls, param)} if message.tool_calls else {}
+            return {"role": "assistant", "content": self._assistant(message, param)} | calls
+        if isinstance(message, schema.ToolMessage):
+            content = self._content(message.content, f"{param}.content")
+            return {"role": "tool", "content": _as_text(content), "tool_call_id": message.tool_call_id}
         role = "user" if isinstance(message, schema.UserMessage) else "system"
         read: dict[str, Any] = {"role": role, "content": self._content(message.content, f"{param}.content")}
         if message.name is not None:
@@ -84,9 +89,19 @@ class MessageReader:
             return self._count("".join(texts), f"{param}.content")
         if message.audio is not None:
             return self._count(self._spoken(message.audio, f"{param}.audio.id"), f"{param}.audio")
-        if message.content is None and message.refusal is None:
-            raise RequestError(f"{param}: an assistant message needs content or audio", param=f"{param}.content")
+        if message.content is None and message.refusal is None and not message.tool_calls:
+            raise RequestError(
+                f"{param}: an assistant message needs content, audio or tool_calls", param=f"{param}.content"
+            )
         return self._count(message.refusal or "", f"{param}.refusal")
+
+    def _calls(self, calls: list[schema.PastCall], param: str) -> list[dict[str, Any]]:
+        read = list[dict[str, Any]]()
+        for index, call in enumerate(calls):
+            arguments = self._count(call.function.arguments, f"{param}.tool_calls[{index}].function.arguments")
+            function = {"name": call.function.name, "arguments": arguments}
+            read.append({"id": call.id, "type": "function", "function": function})
+        return read
 
     def _spoken(self, audio: schema.PastAudio, param: str) -> str:
         transcript = self._state.transcripts.find(audio.id)
@@ -128,6 +143,10 @@ class MessageReader:
         return text
 
 
+def _as_text(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
 def check_chars(count: int, limits: LimitsConfig, param: str) -> None:
     """Raises RequestError when the text of a request is longer than the limit."""
     if count > limits.max_input_chars:
@@ -161,6 +180,9 @@ def sampling_of(state: ServerState, body: schema.Labels) -> dict[str, dict[str, 
 def _text_stage_sampling(body: schema.TextSampling) -> dict[str, Any]:
     fields = msgspec.structs.asdict(body)
     values = {name: fields[name] for name in _TEXT_STAGE_FIELDS if fields[name] is not None}
+    shape = text_shape(body)
+    if shape is not None:
+        values["structured_outputs"] = shape
     if body.stop is not None:
         values["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     if isinstance(body, schema.ChatRequest):

@@ -9,15 +9,19 @@ from msgspec import UNSET, UnsetType
 
 from omnistage.entrypoints.http.answers import (
     AudioUsage,
+    CalledFunction,
     CompletionLogprobs,
+    DeltaToolCall,
     Finish,
     PromptDetails,
     TokenLogprob,
+    ToolCall,
     TopLogprob,
     Usage,
 )
 from omnistage.errors import ErrorCode, OmniError
-from omnistage.request import FinishReason, OmniRequestOutput, RequestMetrics
+from omnistage.request import FinishReason, OmniRequestOutput, RequestMetrics, is_reasoning
+from omnistage.tools import MadeCalls
 
 _FINISH: dict[FinishReason, Finish] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -25,8 +29,9 @@ _FINISH: dict[FinishReason, Finish] = {FinishReason.STOP: "stop", FinishReason.L
 class ChoiceResult:
     """Collects the events of one choice. `text_stages` are the stages that its text came from."""
 
-    def __init__(self, index: int, want_metrics: bool) -> None:
+    def __init__(self, index: int, want_metrics: bool, request_id: str = "") -> None:
         self.index = index
+        self._made = MadeCalls(request_id)
         self.text_parts = list[str]()
         self.reasoning_parts = list[str]()
         self.logprobs = list[TokenLogprob]()
@@ -46,6 +51,11 @@ class ChoiceResult:
         return "".join(self.reasoning_parts)
 
     @property
+    def calls(self) -> list[ToolCall]:
+        """The calls that the model made, as far as they have come."""
+        return [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in self._made.calls]
+
+    @property
     def shown_metrics(self) -> RequestMetrics | UnsetType:
         return self.metrics if self._want_metrics else UNSET
 
@@ -55,6 +65,8 @@ class ChoiceResult:
         if event.modality == "text":
             self.text_stages.add(event.stage)
             (self.reasoning_parts if is_reasoning(event) else self.text_parts).append(event.text)
+            if event.payload is not None:
+                self._made.take(event.payload.meta.get("tool_calls", []))
             if event.payload is not None and "logprobs" in event.payload.meta:
                 logprobs = [_token_logprob(entry) for entry in event.payload.meta["logprobs"]]
                 self.logprobs += logprobs
@@ -66,15 +78,25 @@ class ChoiceResult:
         if event.finish_reason not in _FINISH:
             raise OmniError("the engine gave no finish reason", code=ErrorCode.INTERNAL)
         self.finish = _FINISH[event.finish_reason]
+        if self._made.calls and self.finish == "stop":
+            self.finish = "tool_calls"
         if event.seed is not None:
             self.seed = event.seed
         if event.metrics is not None:
             self.metrics = event.metrics
 
 
-def is_reasoning(event: OmniRequestOutput) -> bool:
-    """True for text that is thought, not said."""
-    return event.payload is not None and event.payload.meta.get("reasoning") is True
+def call_deltas(result: ChoiceResult, event: OmniRequestOutput) -> list[DeltaToolCall]:
+    """What an event that `result` has taken says of calls: id and name once per call, then pieces of its arguments."""
+    news = event.payload.meta.get("tool_calls", []) if event.payload is not None else []
+    return [_call_delta(result, item) for item in news]
+
+
+def _call_delta(result: ChoiceResult, item: dict[str, Any]) -> DeltaToolCall:
+    piece = CalledFunction(item.get("name") or UNSET, item.get("arguments", ""))
+    if not item.get("name"):
+        return DeltaToolCall(item["index"], piece)
+    return DeltaToolCall(item["index"], piece, result.calls[item["index"]].id, "function")
 
 
 def _token_logprob(entry: dict[str, Any]) -> TokenLogprob:

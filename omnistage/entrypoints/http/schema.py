@@ -51,7 +51,8 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextSampling(Labels, kw_only=True):
-    """Sampling of the stage that writes the text; `sampling` reaches the other stages by name."""
+    """Sampling of the stage that writes the text; `sampling` reaches the other stages by name. `guided_json` and so on
+    are older names of the fields of `structured_outputs`."""
 
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stream: bool | None = None
@@ -69,6 +70,11 @@ class TextSampling(Labels, kw_only=True):
     stop: StopString | StopStrings | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Text | dict[str, Any] | None = None
+    guided_regex: Text | None = None
+    guided_choice: list[Text] | None = None
+    guided_grammar: Text | None = None
 
 
 class VoiceId(msgspec.Struct, forbid_unknown_fields=True):
@@ -152,21 +158,46 @@ class PastAudio(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     transcript: Text | None = None
 
 
+class PastFunction(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`parsed_arguments` is what clients made of `arguments`; it is not read."""
+
+    name: Name
+    arguments: Text
+    parsed_arguments: Any = None
+
+
+class PastCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    id: Name
+    function: PastFunction
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class ToolMessage(msgspec.Struct, tag="tool", tag_field="role", forbid_unknown_fields=True, kw_only=True):
+    """What a called function gave."""
+
+    content: Text | TextParts
+    tool_call_id: Name
+    name: Label | None = None
+
+
 class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True, kw_only=True):
     """An earlier answer, as this server gave it: the fields that are always null may be sent back as null. What was
-    thought before it is no part of the conversation."""
+    thought before it, and what a client has `parsed` it into, is no part of the conversation."""
 
     content: Text | AssistantParts | None = None
     audio: PastAudio | None = None
     reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    parsed: Any = None
     name: Label | None = None
     refusal: Text | None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Meta(max_length=0)] | None = None
+    tool_calls: Annotated[list[PastCall], Meta(max_length=128)] | None = None
 
 
-ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage
+ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 class AudioOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -176,8 +207,28 @@ class AudioOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     voice: Voice | None = None
 
 
-class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["text"]
+class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`name` and `description` are the client's; a schema that cannot be enforced is refused if `strict`."""
+
+    name: Name
+    schema: dict[str, Any]
+    strict: bool | None = None
+    description: Text | None = None
+
+
+class TextFormat(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag="json_object", tag_field="type", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class SchemaFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_unknown_fields=True):
+    json_schema: JsonSchemaFormat
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | SchemaFormat
 
 
 class ChatRequest(TextSampling, kw_only=True):
@@ -191,6 +242,9 @@ class ChatRequest(TextSampling, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_LIMIT)] | None = None
     response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Name | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     mm_processor_kwargs: dict[str, Any] = {}
     bot_task: Annotated[str, Meta(max_length=64)] | None = None
     use_system_prompt: Annotated[str, Meta(max_length=32_768)] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omnistage.config.model import EdgeSpec, OmniConfig, PipelineConfig, RequestPlan, StageSpec, Variant
+from omnistage.config.model import EdgeSpec, OmniConfig, PipelineConfig, RequestPlan, StageSpec, TextMarkup, Variant
 from omnistage.errors import RequestError
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
@@ -16,7 +16,8 @@ THINKER = StageSpec(
     inputs={"prompt": "text"},
     outputs={"text": "text"},
     objective="ttft",
-    capabilities=frozenset({"text", "logprobs", "seed", "int4"}),
+    capabilities=frozenset({"text", "logprobs", "seed", "int4", "structured"}),
+    markup=TextMarkup(tool_format="hermes", reasoning=("<think>", "</think>")),
 )
 _TEXT_PARTS = ("text", "input_text")
 _PARAMS = frozenset({"prompt_token_ids", "cache_salt"})

@@ -7,7 +7,7 @@ from pathlib import Path
 from omnistage.config.model import StageContext
 from omnistage.errors import ConfigError
 from omnistage.models import gguf
-from omnistage.stages.ar.text_model import CausalTextModel, TextState
+from omnistage.stages.ar.text_model import CausalTextModel, TextState, backend_of
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.weights import conversion_key, converted, file_sha256
 
@@ -19,7 +19,7 @@ def create(context: StageContext) -> TorchBackend[TextState]:
     if not context.model_path:
         raise ConfigError("causal-lm needs a model: a folder, a hub id or a GGUF file", param="model")
     folder = _folder(Path(context.model_path), Path(context.config.cache_dir))
-    return TorchBackend(CausalTextModel(folder, context.stage), context.stage)
+    return backend_of(CausalTextModel(folder, context.stage, markup=context.spec.markup), context)
 
 
 def _folder(path: Path, cache_dir: Path) -> Path:

@@ -18,7 +18,9 @@ from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
 from omnistage.stages.ar.chat_template import ChatTemplate
+from omnistage.stages.ar.conversation import conversation_text
 from omnistage.stages.ar.model import Constraint, ContentSpan, Emitted, Event, Prompt, Sequence, Work
+from omnistage.stages.ar.sections import Sections
 from omnistage.stages.ar.text_model import eos_ids
 from omnistage.stages.ar.text_output import TextOutput
 from omnistage.stages.ar.torch_backend import TorchBackend
@@ -46,7 +48,7 @@ class AnswerModel:
             whole: Any = Cosmos3OmniForConditionalGeneration.from_pretrained(
                 str(folder), dtype=dtype, local_files_only=True
             )
-            self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"cosmos3: the reasoner cannot be loaded: {error}", param="model") from None
         whole.eval().requires_grad_(False).to(device)
@@ -55,7 +57,8 @@ class AnswerModel:
         self._text.config._attn_implementation = attention_implementation(stage.attention_backend)
         self._head: Any = whole.lm_head
         self._template = ChatTemplate.load(folder)
-        self._prompts = PromptBuilder(folder, self._tokenizer, whole.model)
+        self._markup = context.spec.markup
+        self._prompts = PromptBuilder(folder, self.tokenizer, whole.model)
         self._shape = _shape(whole.config.text_config, folder, device, dtype)
 
     @property
@@ -63,13 +66,14 @@ class AnswerModel:
         return self._shape
 
     def open(self, request: StageRequest) -> AnswerState:
-        state = AnswerState(request, TextOutput(self._tokenizer, request.sampling))
+        sections = Sections(self._markup, request.tools) if "messages" in request.params else None
+        state = AnswerState(request, TextOutput(self.tokenizer, request.sampling, sections))
         if "media" not in request.inputs:
-            state.prompt = self._prompts.text(self._written(request))
+            state.prompt = self._prompts.text(self._written(state))
         return state
 
     def feed(self, state: AnswerState, chunk: InputChunk) -> None:
-        state.prompt = self._prompts.with_media(self._written(state.request), chunk.payload)
+        state.prompt = self._prompts.with_media(self._written(state), chunk.payload)
         chunk.payload.release()
 
     def prompt(self, state: AnswerState) -> Prompt | None:
@@ -115,13 +119,16 @@ class AnswerModel:
     def close(self, state: AnswerState) -> None:
         """Nothing is held: chunks are read when they come."""
 
-    def _written(self, request: StageRequest) -> str:
+    def _written(self, state: AnswerState) -> str:
+        request = state.request
         raw = request.params.get("raw_prompt")
         if isinstance(raw, str):
             return raw
         if self._template is None:
             raise RequestError("the checkpoint has no chat template: use raw_prompt", param="messages")
-        return self._template.render(request.params["messages"])
+        text = conversation_text(self._template, request.params["messages"], self._markup, request)
+        state.text.sections.follow(text)
+        return text
 
     def _see(self, pictures: list[Picture]) -> None:
         """Encodes the pictures that have no rows, in one call of the vision tower."""
@@ -142,7 +149,8 @@ class AnswerModel:
 
 def create(context: StageContext) -> TorchBackend[AnswerState]:
     """Component factory of the stage `reasoner` of the variant `answers`."""
-    return TorchBackend(AnswerModel(context), context.stage)
+    model = AnswerModel(context)
+    return TorchBackend(model, context.stage, tokenizer=model.tokenizer, markup=context.spec.markup)
 
 
 def _shape(config: Any, folder: Path, device: torch.device, dtype: torch.dtype) -> ModelShape:

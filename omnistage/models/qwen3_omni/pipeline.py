@@ -12,6 +12,7 @@ from omnistage.config.model import (
     PipelineConfig,
     RequestPlan,
     StageSpec,
+    TextMarkup,
     Variant,
 )
 from omnistage.models.qwen3_omni.checkpoint import has_talker
@@ -36,7 +37,8 @@ _THINKER: dict[str, Any] = {
         "encoder_cache_mb": OptionSpec("int", 256, 0, 1 << 20, help="memory for encoded sounds and pictures, MiB"),
     },
     "sampling": {"temperature": 0.0},
-    "capabilities": frozenset({"text", "audio", "image", "video", "logprobs", "seed", "int4"}),
+    "capabilities": frozenset({"text", "audio", "image", "video", "logprobs", "seed", "int4", "structured"}),
+    "markup": TextMarkup(tool_format="hermes", reasoning=("<think>", "</think>")),
 }
 THINKER = StageSpec(**_THINKER, outputs={"text": "text", "speech": "thinker_rows"})
 THINKER_ALONE = StageSpec(**_THINKER, outputs={"text": "text"})

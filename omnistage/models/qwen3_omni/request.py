@@ -9,7 +9,8 @@ import msgspec
 from omnistage.errors import RequestError
 from omnistage.request import OmniRequest
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_TOOL_FIELDS = ("tool_calls", "tool_call_id")
 PART_KINDS = ("text", "audio", "image", "video")
 # Placeholders that the model's processor replaces by media: nobody may write them as text.
 _PLACEHOLDERS = ("<|audio_pad|>", "<|image_pad|>", "<|video_pad|>")
@@ -58,6 +59,8 @@ def validate(request: OmniRequest, *, speaks: bool) -> tuple[str, ...]:
             raise RequestError(
                 f"modality {modality!r} is not offered; known: {', '.join(known)}{why}", param="modalities"
             )
+    if request.tools and "audio" in asked:
+        raise RequestError('tools: calls are not spoken; ask for modalities ["text"]', param="tools")
     given = [
         name
         for name, value in (
@@ -97,7 +100,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
             _check_part(part, f"{where}.content[{number}]")
     else:
         raise RequestError(f"{where}.content must be a string or a list of parts", param=where)
-    return {"role": ROLES[role], "content": content}
+    return {"role": ROLES[role], "content": content} | {key: message[key] for key in _TOOL_FIELDS if key in message}
 
 
 def _check_part(part: Any, where: str) -> None:

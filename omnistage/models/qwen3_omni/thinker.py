@@ -25,7 +25,9 @@ from omnistage.models.qwen3_omni.tensors import to_payload
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.ar.chat_template import ChatTemplate
+from omnistage.stages.ar.conversation import conversation_text
 from omnistage.stages.ar.model import Constraint, Emitted, Event, Output, Prompt, Sequence, Work
+from omnistage.stages.ar.sections import Sections
 from omnistage.stages.ar.text_model import eos_ids
 from omnistage.stages.ar.text_output import TextOutput
 from omnistage.stages.ar.torch_backend import TorchBackend
@@ -69,6 +71,7 @@ class Thinker:
         self.tokenizer: Tokenizer = self._processor.tokenizer
         self._template = ChatTemplate.load(Path(path))
         self._roles = TokenRoles.of(part.config)
+        self._markup = context.spec.markup
         self._speaks = PORT in context.spec.outputs
         self._accept = part.config.talker_config.accept_hidden_layer if self._speaks else -1
         self._captured: Tensor | None = None
@@ -82,9 +85,10 @@ class Thinker:
         return self._shape
 
     def open(self, request: StageRequest) -> ThinkerState:
-        state = ThinkerState(request, TextOutput(self.tokenizer, request.sampling))
+        sections = Sections(self._markup, request.tools) if "messages" in request.params else None
+        state = ThinkerState(request, TextOutput(self.tokenizer, request.sampling, sections))
         if "media" not in request.inputs:
-            text = self._prompt_text(request)
+            text = self._prompt_text(state)
             state.prompt = text_prompt(self.tokenizer.encode(text, add_special_tokens=False).ids)
             self._plan_speech(state)
         return state
@@ -93,7 +97,7 @@ class Thinker:
         payload = chunk.payload
         media = msgspec.convert(payload.meta, MediaSet)
         arrays = [payload[str(index)] for index in range(len(media.items))]
-        prepared = self._processor.prepare(self._prompt_text(state.request), media, arrays)
+        prepared = self._processor.prepare(self._prompt_text(state), media, arrays)
         state.prompt = media_prompt(self._thinker, prepared)
         self._plan_speech(state)
         payload.release()
@@ -149,13 +153,16 @@ class Thinker:
     def close(self, state: ThinkerState) -> None:
         """Nothing is held: chunks are read when they come."""
 
-    def _prompt_text(self, request: StageRequest) -> str:
+    def _prompt_text(self, state: ThinkerState) -> str:
+        request = state.request
         raw = request.params.get("raw_prompt")
         if isinstance(raw, str):
             return raw
         if self._template is None:
             raise RequestError("the checkpoint has no chat template: use raw_prompt", param="messages")
-        return self._template.render(request.params["messages"])
+        text = conversation_text(self._template, request.params["messages"], self._markup, request)
+        state.text.sections.follow(text)
+        return text
 
     def _plan_speech(self, state: ThinkerState) -> None:
         if PORT in state.request.outputs and state.prompt is not None:
@@ -186,7 +193,8 @@ class Thinker:
 
 def create(context: StageContext) -> TorchBackend[ThinkerState]:
     """Component factory of the stage `thinker`."""
-    return TorchBackend(Thinker(context), context.stage)
+    model = Thinker(context)
+    return TorchBackend(model, context.stage, tokenizer=model.tokenizer, markup=context.spec.markup)
 
 
 def _shape(config: Any, ends: frozenset[int], place: tuple[torch.device, torch.dtype], *, handoff: bool) -> ModelShape:

@@ -12,6 +12,7 @@ from omnistage.config.model import (
     PipelineConfig,
     RequestPlan,
     StageSpec,
+    TextMarkup,
     Variant,
 )
 from omnistage.errors import RequestError
@@ -40,7 +41,8 @@ THINKER = StageSpec(
     outputs={"text": "text"},
     objective="ttft",
     sampling={"temperature": 0.2, "top_p": 0.9, "max_tokens": 512},
-    capabilities=frozenset({"text", "logprobs", "seed", "int4"}),
+    capabilities=frozenset({"text", "logprobs", "seed", "int4", "structured"}),
+    markup=TextMarkup(tool_format="hermes"),
 )
 TALKER = StageSpec(
     name="talker",

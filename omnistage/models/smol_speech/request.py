@@ -10,7 +10,7 @@ from omnistage.request import OmniRequest
 
 SPOKEN_SYSTEM_PROMPT = "Answer in one or two short sentences."
 _ROLE_NAMES = {"developer": "system"}
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _MODALITIES = {
     "chat": ("text", "audio"),
     "completion": ("text",),

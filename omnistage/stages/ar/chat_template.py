@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from omnistage.errors import RequestError
@@ -23,7 +24,9 @@ class ChatTemplate:
     """A compiled template with the special tokens that it may write."""
 
     def __init__(self, source: str, special_tokens: dict[str, str] | None = None) -> None:
-        self._template = _environment().from_string(source)
+        environment = _environment()
+        self._template = environment.from_string(source)
+        self.reads_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         self._special_tokens = special_tokens or {}
 
     @classmethod
@@ -39,11 +42,11 @@ class ChatTemplate:
             source = file.read_text("utf-8")
         return cls(source, _special_tokens(config)) if source else None
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         """The prompt up to where the assistant's answer begins. Raises RequestError when the template refuses."""
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+                messages=messages, tools=tools, documents=None, add_generation_prompt=True, **self._special_tokens
             )
         except (jinja2.TemplateError, TypeError) as error:
             raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from None

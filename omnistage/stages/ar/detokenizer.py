@@ -79,7 +79,7 @@ class StopStrings:
             _, at, self.found = min(hits)
             self._withheld = ""
             return text[:at]
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max(overlap(text, stop) for stop in self._stops)
         self._withheld = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -89,7 +89,7 @@ class StopStrings:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):

@@ -1,7 +1,7 @@
 """Batched sampling: from logits [R, V] to one next token per row.
 
-Order: model constraint, `min_tokens`, `logit_bias`, penalties, then greedy choice or temperature, top-k, top-p, min-p
-and one draw. The draw is the inverse of the cumulative distribution in vocabulary order at a number that is a
+Order: grammar, model constraint, `min_tokens`, `logit_bias`, penalties, then greedy choice or temperature, top-k,
+top-p, min-p and one draw. The draw is the inverse of the cumulative distribution in vocabulary order at a number that is a
 function of seed and position (`omnistage.stages.ar.randomness`), so neither batch mates nor preemption change it.
 
 Repetition penalty as in CTRL (arXiv:1909.05858), top-p as in arXiv:1904.09751, min-p as in arXiv:2407.01082, presence
@@ -54,7 +54,8 @@ class TokenCounts:
 class SampleRow:
     """One row's demands. `position` is the index of the token to choose, `banned` ids must not come (min_tokens).
 
-    `counts` is None when the request has no penalties.
+    `counts` is None when the request has no penalties. `permitted` [V] (bool) are the tokens that the request's grammar
+    lets come next; a ban of all of them is void.
     """
 
     params: SamplingParams
@@ -63,6 +64,7 @@ class SampleRow:
     banned: Sequence[int] = ()
     constraint: Constraint = _FREE
     counts: TokenCounts | None = None
+    permitted: Tensor | None = None
 
     @property
     def greedy(self) -> bool:
@@ -71,7 +73,7 @@ class SampleRow:
     @property
     def plain(self) -> bool:
         """True when the likeliest token of the unmodified logits is the choice and nothing is reported."""
-        free = self.constraint.allowed is None and self.constraint.forced is None
+        free = self.constraint.allowed is None and self.constraint.forced is None and self.permitted is None
         return (
             free and self.greedy and not (self.params.logit_bias or self.params.logprobs or self.banned or self.counts)
         )
@@ -123,18 +125,34 @@ def _check_finite(best: Tensor) -> None:
 def _with_demands(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Logits after constraints, bans, bias and penalties; `raw` stays as it is."""
     changed = raw.clone()
+    _keep_permitted(changed, rows)
     for logits, row in zip(changed, rows, strict=True):
         if row.constraint.allowed is not None:
             allowed = torch.tensor(row.constraint.allowed, device=raw.device)
             kept = logits[allowed]
             logits.fill_(_MINUS_INFINITY)[allowed] = kept
         elif row.banned:
-            logits[torch.tensor(row.banned, device=raw.device)] = _MINUS_INFINITY
+            _ban(logits, torch.tensor(row.banned, device=raw.device))
         if row.params.logit_bias:
             ids = torch.tensor([int(key) for key in row.params.logit_bias], device=raw.device)
             logits[ids] += torch.tensor(list(row.params.logit_bias.values()), device=raw.device)
     _penalize(changed, rows)
     return changed
+
+
+def _keep_permitted(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    index = [i for i, row in enumerate(rows) if row.permitted is not None]
+    if index:
+        permitted = torch.stack([allowed for row in rows if (allowed := row.permitted) is not None])
+        logits[index] = logits[index].masked_fill(~permitted, _MINUS_INFINITY)
+
+
+def _ban(logits: Tensor, ids: Tensor) -> None:
+    """Rules out `ids` in one row of logits [V], unless nothing else is left."""
+    kept = logits[ids]
+    logits[ids] = _MINUS_INFINITY
+    if bool(logits.max() == _MINUS_INFINITY):
+        logits[ids] = kept
 
 
 def _penalize(logits: Tensor, rows: Sequence[SampleRow]) -> None:

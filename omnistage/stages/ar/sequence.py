@@ -115,6 +115,12 @@ class Sequence(Generic[S]):
         return self.ready and not self.held
 
     @property
+    def ruled(self) -> bool:
+        """True when a grammar may end the text before `min_tokens`."""
+        tools = self.request.tools
+        return self.params.structured_outputs is not None or (tools is not None and tools.enforced)
+
+    @property
     def generated(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_len
@@ -130,7 +136,7 @@ class Sequence(Generic[S]):
 
     def finish_after(self, token: int) -> FinishReason | None:
         """Why the request ends with `token` as the next generated one; None when it goes on (as far as tokens tell)."""
-        if token in self.stop_ids and self.generated >= self.params.min_tokens:
+        if token in self.stop_ids and (self.ruled or self.generated >= self.params.min_tokens):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.tokens) + 1 >= self.max_length else None
 

@@ -12,14 +12,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from omnistage.config.model import StageConfig, StageContext
+from omnistage.config.model import StageConfig, StageContext, TextMarkup
 from omnistage.errors import ConfigError, RequestError
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
 from omnistage.ops.quantize import pack_head, pack_linears
 from omnistage.stages.ar.chat_template import ChatTemplate, read_json
+from omnistage.stages.ar.conversation import conversation_text
 from omnistage.stages.ar.model import Constraint, Emitted, Event, Prompt, Sequence, Work
+from omnistage.stages.ar.sections import Sections
 from omnistage.stages.ar.text_output import TextOutput
 from omnistage.stages.ar.text_prompt import flatten_messages
 from omnistage.stages.ar.torch_backend import TorchBackend
@@ -50,12 +52,20 @@ class CausalTextModel:
     port "transcript", if the request has it, delivers `{"texts": [...]}`, one text per audio part of the messages.
 
     The port "text" gives chunks as `TextOutput` makes them. Subclasses override `messages` to compose a conversation
-    and `extra_params` to accept more keys.
+    and `extra_params` to accept more keys. `markup` tells how answers to messages are written.
     """
 
     extra_params: frozenset[str] = frozenset()
 
-    def __init__(self, folder: str | Path, config: StageConfig, *, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        config: StageConfig,
+        *,
+        device: torch.device | None = None,
+        markup: TextMarkup | None = None,
+    ) -> None:
+        self.markup = markup or TextMarkup()
         path = Path(folder)
         target = device or choose_device(config.device)
         dtype = choose_dtype(config.dtype, target).dtype
@@ -86,9 +96,11 @@ class CausalTextModel:
         given = [key for key in PROMPT_KEYS if request.params.get(key) is not None]
         if len(given) != 1:
             raise RequestError(f"stage {self._name} takes one of {', '.join(PROMPT_KEYS)}, not {given}", param="prompt")
+        converses = given[0] == "messages" or (given[0] == "prompt" and self._template is not None)
+        sections = Sections(self.markup, request.tools) if converses else None
         return TextState(
             request=request,
-            text=TextOutput(self.tokenizer, request.sampling),
+            text=TextOutput(self.tokenizer, request.sampling, sections),
             complete="transcript" not in request.inputs,
         )
 
@@ -152,26 +164,32 @@ class CausalTextModel:
 
     def _encode(self, state: TextState, key: str) -> list[int]:
         if key == "messages":
-            messages = self.messages(state)
-            return self._render(messages, key)
+            return self._render(state, self.messages(state), key)
         text = state.request.params[key]
         if not isinstance(text, str):
             raise RequestError(f"{key} must be a string", param=key)
         if key == "prompt" and self._template is not None:
-            return self._render([{"role": "user", "content": text}], key)
+            return self._render(state, [{"role": "user", "content": text}], key)
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
-    def _render(self, messages: list[dict[str, Any]], key: str) -> list[int]:
+    def _render(self, state: TextState, messages: list[dict[str, Any]], key: str) -> list[int]:
         if self._template is None:
             raise RequestError(f"the model of stage {self._name} has no chat template: use raw_prompt", param=key)
-        ids: list[int] = self.tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids
+        text = conversation_text(self._template, messages, self.markup, state.request)
+        state.text.sections.follow(text)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
 
 def text_backend(context: StageContext) -> TorchBackend[TextState]:
     """Component factory: a causal text model from the model folder."""
-    return TorchBackend(CausalTextModel(context.model_path, context.stage), context.stage)
+    return backend_of(CausalTextModel(context.model_path, context.stage, markup=context.spec.markup), context)
+
+
+def backend_of(model: CausalTextModel, context: StageContext) -> TorchBackend[TextState]:
+    """The runner around a text model."""
+    return TorchBackend(model, context.stage, tokenizer=model.tokenizer, markup=model.markup)
 
 
 def _shape_of(config: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> ModelShape:

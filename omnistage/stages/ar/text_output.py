@@ -6,12 +6,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from omnistage.config.model import TextMarkup
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason
 from omnistage.sampling import SamplingParams
 from omnistage.stages.ar.detokenizer import Detokenizer, StopStrings
 from omnistage.stages.ar.logprobs import describe, describe_prompt
 from omnistage.stages.ar.model import Emitted, Event, Output, Sampled, Sequence
+from omnistage.stages.ar.sections import Piece, Sections
 from omnistage.stages.ar.torch_model import SequenceMemory
 
 
@@ -19,12 +21,14 @@ class TextOutput:
     """The text of one request, for its port "text".
 
     Chunks carry meta `text` (the delta) and `token_ids` (those it came from), `logprobs` if asked for; the final one
-    also `finish_reason` and `usage`.
+    also `finish_reason` and `usage`. Where `sections` tell, a chunk's text is a thought (`reasoning` True), and
+    `tool_calls` has news of calls (see `CallDelta`).
     """
 
-    __slots__ = ("_detokenizer", "_params", "_pending", "_said_prompt", "_stops", "_tokenizer")
+    __slots__ = ("_detokenizer", "_params", "_pending", "_said_prompt", "_stops", "_tokenizer", "sections")
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, sections: Sections | None = None) -> None:
+        self.sections = sections or Sections(TextMarkup(), None)
         self._tokenizer = tokenizer
         self._params = params
         self._detokenizer = Detokenizer(tokenizer)
@@ -49,14 +53,27 @@ class TextOutput:
             self._pending.append(event.sampled)
             if event.finish is not FinishReason.STOP:
                 text = self._push(event)
-        finish = FinishReason.STOP if self.stopped else event.finish
-        if finish is not None and not self.stopped:
-            text += self._stops.push(self._detokenizer.flush())
-            text += self._stops.flush()
-        if not text and finish is None:
+        pieces = self.sections.push(text)
+        finish = FinishReason.STOP if self.stopped or self.sections.over else event.finish
+        if finish is not None:
+            pieces = self._close(pieces)
+        if not pieces:
             return Emitted()
-        payload = self._payload(seq, event, text, finish, memory)
-        return Emitted((Output(port="text", payload=payload, final=finish is not None),), stop=self.stopped)
+        last = len(pieces) - 1
+        outputs = [
+            Output(
+                port="text",
+                payload=self._payload(seq, event, piece, finish if index == last else None, memory),
+                final=finish is not None and index == last,
+            )
+            for index, piece in enumerate(pieces)
+        ]
+        return Emitted(tuple(outputs), stop=self.stopped or self.sections.over)
+
+    def _close(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces with all that was held back; at least one, which can be final."""
+        rest = "" if self.stopped else self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+        return [*pieces, *self.sections.push(rest), *self.sections.flush()] or [Piece()]
 
     def _push(self, event: Event) -> str:
         """The text that an ordinary token makes certain. Stop strings begin to count after `min_tokens` tokens."""
@@ -66,9 +83,13 @@ class TextOutput:
         return self._stops.push(delta)
 
     def _payload(
-        self, seq: Sequence[Any], event: Event, text: str, finish: FinishReason | None, memory: SequenceMemory
+        self, seq: Sequence[Any], event: Event, piece: Piece, finish: FinishReason | None, memory: SequenceMemory
     ) -> MultimodalPayload:
-        payload = MultimodalPayload.text(text, token_ids=[one.token for one in self._pending])
+        payload = MultimodalPayload.text(piece.text, token_ids=[one.token for one in self._pending])
+        if piece.reasoning:
+            payload.meta["reasoning"] = True
+        if piece.calls:
+            payload.meta["tool_calls"] = piece.calls
         if seq.params.logprobs:
             payload.meta["logprobs"] = [describe(self._tokenizer, one) for one in self._pending]
         if seq.params.prompt_logprobs and not self._said_prompt:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from omnistage.config.model import StageConfig
-from omnistage.errors import ConfigError
+from omnistage.config.model import StageConfig, TextMarkup
+from omnistage.errors import ConfigError, RequestError
 from omnistage.ops.paged_attention import AttentionSpan, PagedCache, plan_attention, slots_of
+from omnistage.stages.ar.grammar import request_grammar
+from omnistage.stages.ar.matchers import Matchers, Matching
 from omnistage.stages.ar.model import BackendLimits, Constraint, Emitted, Event, Prompt, Sampled, Sequence, Work
 from omnistage.stages.ar.sampler import SampleRow, TokenCounts, needs_counts, sample, token_logprobs
+from omnistage.stages.ar.sections import TOOL_FORMATS
 from omnistage.stages.ar.torch_model import ARModel, ModelShape
 from omnistage.stages.base import InputChunk, StageRequest
 
@@ -24,10 +28,19 @@ _LOGIT_ROWS = 64
 class TorchBackend(Generic[S]):
     """Owns the paged cache, the hand-off rows beside it and the sampling state; the model owns the rest.
 
-    The cache has as many blocks as `kv_memory_mb` holds, or `blocks`. Raises ConfigError when that is not one.
+    The cache has as many blocks as `kv_memory_mb` holds, or `blocks`. Raises ConfigError when that is not one. With the
+    `tokenizer` of a model that writes text, requests may demand a grammar; `markup` tells how it calls tools.
     """
 
-    def __init__(self, model: ARModel[S], config: StageConfig, *, blocks: int | None = None) -> None:
+    def __init__(
+        self,
+        model: ARModel[S],
+        config: StageConfig,
+        *,
+        blocks: int | None = None,
+        tokenizer: Tokenizer | None = None,
+        markup: TextMarkup | None = None,
+    ) -> None:
         shape = model.shape
         if blocks is None:
             blocks = _block_count(shape, config)
@@ -46,6 +59,10 @@ class TorchBackend(Generic[S]):
         self._handoff = torch.zeros(rows, shape.handoff_width, dtype=shape.dtype, device=shape.device)
         self._counts: dict[str, TokenCounts] = {}
         self._prompt_logprobs: dict[str, dict[int, Sampled]] = {}
+        self._name = config.name
+        self._tool_format = TOOL_FORMATS.get(markup.tool_format) if markup is not None else None
+        self._matchers = Matchers(tokenizer, shape) if tokenizer is not None else None
+        self._matching: dict[str, Matching] = {}
         self.limits = BackendLimits(
             total_blocks=blocks,
             block_size=config.block_size,
@@ -55,7 +72,19 @@ class TorchBackend(Generic[S]):
         )
 
     def open(self, request: StageRequest) -> S:
-        return self._model.open(request)
+        grammar = request_grammar(request.sampling, request.tools, self._tool_format)
+        matching = None if grammar is None else self._open_matching(request, grammar)
+        state = self._model.open(request)
+        if matching is not None:
+            self._matching[request.request_id] = matching
+        return state
+
+    def _open_matching(self, request: StageRequest, grammar: str) -> Matching:
+        wanted = request.sampling.structured_outputs
+        param = "tools" if wanted is None else wanted.param
+        if self._matchers is None:
+            raise RequestError(f"stage {self._name} writes no text that a grammar could rule", param=param)
+        return self._matchers.open(grammar, param)
 
     def feed(self, seq: Sequence[S], chunk: InputChunk) -> None:
         self._model.feed(seq.state, chunk)
@@ -81,11 +110,13 @@ class TorchBackend(Generic[S]):
     def close(self, seq: Sequence[S]) -> None:
         self._counts.pop(seq.request_id, None)
         self._prompt_logprobs.pop(seq.request_id, None)
+        self._matching.pop(seq.request_id, None)
         self._model.close(seq.state)
 
     def shutdown(self) -> None:
         self._counts.clear()
         self._prompt_logprobs.clear()
+        self._matching.clear()
 
     def read_handoff(self, seq: Sequence[S], start: int, stop: int) -> Tensor:
         return self._handoff[self._slots(seq, start, stop)]
@@ -113,10 +144,21 @@ class TorchBackend(Generic[S]):
         if not picked:
             return [None] * len(works)
         last = hidden if len(ends) == len(hidden) else hidden[torch.tensor(ends, device=hidden.device)]
-        chosen = sample(self._model.logits(last), [self._row(work.seq) for work in picked])
+        chosen = sample(self._model.logits(last), self._rows([work.seq for work in picked]))
         self._model.sampled(picked, last, [one.token for one in chosen])
         results = iter(chosen)
         return [next(results) if work.sample else None for work in works]
+
+    def _rows(self, seqs: list[Sequence[S]]) -> list[SampleRow]:
+        rows = [self._row(seq) for seq in seqs]
+        ruled = [(row, seq) for row, seq in zip(rows, seqs, strict=True) if seq.request_id in self._matching]
+        if ruled and self._matchers is not None:
+            matching = [self._matching[seq.request_id] for _, seq in ruled]
+            for one, (_, seq) in zip(matching, ruled, strict=True):
+                one.catch_up(seq.tokens[seq.prompt_len :])
+            for (row, _), permitted in zip(ruled, self._matchers.permitted(matching), strict=True):
+                row.permitted = permitted
+        return rows
 
     def _row(self, seq: Sequence[S]) -> SampleRow:
         params = seq.params

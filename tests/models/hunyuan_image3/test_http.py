@@ -72,7 +72,7 @@ async def test_chat_answers_with_reasoning_text_and_picture(served: Running) -> 
     )
     message = made.choices[0].message
     expected = await answer(served.engine, "x", ASK, ("image", "text"))
-    assert message.reasoning_content + message.content == expected.text
+    assert (message.reasoning_content, message.content) == (expected.reasoning, expected.text)
     assert message.reasoning_content
     np.testing.assert_array_equal(pixels(message.images[0]["image_url"]["url"]), expected.tensors["image"][0])
 
@@ -97,7 +97,7 @@ async def test_chat_about_a_picture(served: Running) -> None:
     )
     ask = SMALL_EDIT | {"images": ["s"], "bot_task": "think", "sampling": {"ar": {"max_tokens": 9}}}
     expected = await answer(served.engine, "x", ask, ("text",), task="chat")
-    assert made.choices[0].message.reasoning_content == expected.text
+    assert made.choices[0].message.reasoning_content == expected.reasoning
     assert made.choices[0].finish_reason == expected.finish_reason
     assert made.usage.completion_tokens == len(expected.token_ids)
     assert made.usage.prompt_tokens > 260
