@@ -19,6 +19,7 @@ from omnistage.engine.metrics import EngineMetrics
 from omnistage.engine.orchestrator import Orchestrator
 from omnistage.engine.poison import fingerprint
 from omnistage.engine.record import ClientEvent, RequestRecord, Timing
+from omnistage.engine.text_demands import check_text_demands, with_read_messages
 from omnistage.engine.work import Ask, WorkModel
 from omnistage.errors import ErrorCode, IntegrityError, OmniError, RequestError
 from omnistage.payload import MultimodalPayload
@@ -130,8 +131,10 @@ class AsyncOmniEngine:
             known = ", ".join(self._pipeline.tasks)
             raise RequestError(f"{self._pipeline.name} has no task {request.task!r}; it has {known}", param="task")
         self._check_stage_names(request)
+        request = with_read_messages(request)
         plan = self._pipeline.plan(request, media, self._config)
         _check_plain(request, plan)
+        await check_text_demands(request, plan, self._pipeline.variants[self._config.variant])
         self._orchestrator.poison.check(request, media)
         ask = Ask(request, plan, media, self._config)
         ticket = await self._admission.enter(ask, request.priority, lambda: _booking_key(request, media))
