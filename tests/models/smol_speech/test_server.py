@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -13,8 +15,9 @@ from typing import Any
 
 import av
 import numpy as np
+import pydantic
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from tests.models.smol_speech.sentences import word_errors, words
 from tests.servers import Server, serving
@@ -106,6 +109,86 @@ def test_streamed_audio_is_the_whole_audio_and_starts_before_the_text_ends(clien
     assert streamed.shape == expected.shape
     assert np.abs(streamed - expected).max() <= 1
     assert kinds.index("audio") < len(kinds) - 1 - kinds[::-1].index("text")
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}}]
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+class Person(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: str = pydantic.Field(max_length=20)
+    age: int = pydantic.Field(ge=0, le=150)
+    children: list[str] = pydantic.Field(max_length=2)
+
+
+def test_parsed_answer_is_of_the_demanded_class(client: OpenAI) -> None:
+    said: Any = [{"role": "user", "content": "Invent a person. Answer in JSON."}]
+    made = client.chat.completions.parse(
+        model="smol-speech", messages=said, response_format=Person, temperature=0.7, max_completion_tokens=120, seed=3
+    )
+    assert isinstance(made.choices[0].message.parsed, Person)
+    assert made.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("extra", "pattern"),
+    [
+        ({"response_format": {"type": "json_object"}}, r"(?s)\{.*\}"),
+        ({"extra_body": {"guided_choice": ["yes", "no"]}}, "yes|no"),
+        ({"extra_body": {"structured_outputs": {"regex": "[A-Z]{3}-[0-9]{2}"}}}, "[A-Z]{3}-[0-9]{2}"),
+    ],
+)
+def test_other_shapes_hold_and_stream_as_they_are_whole(client: OpenAI, extra: dict[str, Any], pattern: str) -> None:
+    ask: dict[str, Any] = {"model": "smol-speech", "messages": [{"role": "user", "content": "Answer shortly."}]}
+    ask |= {"temperature": 0.0, "max_completion_tokens": 60, **extra}
+    whole = client.chat.completions.create(**ask).choices[0]
+    if whole.finish_reason == "stop":
+        assert re.fullmatch(pattern, whole.message.content)
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(stream=True, **ask)]
+    assert "".join(delta.content or "" for delta in deltas) == whole.message.content
+
+
+def test_bad_shapes_and_tools_are_refused_with_their_field(client: OpenAI) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "objekt"}}}
+    bad = [{"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}]
+    asks: list[tuple[dict[str, Any], str]] = [
+        ({"response_format": schema}, "response_format"),
+        ({"extra_body": {"guided_regex": "a("}}, "guided_regex"),
+        ({"tools": bad, "tool_choice": "required"}, "tools[0].function.parameters"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    ]
+    for fields, param in asks:
+        with pytest.raises(BadRequestError) as caught:
+            client.chat.completions.create(model="smol-speech", messages=[{"role": "user", "content": "Hi"}], **fields)
+        assert caught.value.param == param
+
+
+def test_tool_calls_are_streamed_and_their_results_are_read(client: OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "What is the weather in Rome?"}]
+    ask: dict[str, Any] = {"model": "smol-speech", "tools": TOOLS, "tool_choice": NAMED, "temperature": 0.0}
+    made = client.chat.completions.create(messages=messages, **ask).choices[0]
+    call = made.message.tool_calls[0]
+    assert (made.finish_reason, made.message.content, call.function.name) == ("tool_calls", None, "weather")
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+    with client.chat.completions.stream(messages=messages, **ask) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_completion().choices[0]
+    assert kinds.count("tool_calls.function.arguments.delta") > 2
+    assert streamed.finish_reason == "tool_calls"
+    assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+    messages += [streamed.message, {"role": "tool", "tool_call_id": call.id, "content": "18 C, sunny"}]
+    said = client.chat.completions.create(
+        model="smol-speech", messages=messages, tools=TOOLS, tool_choice="none", temperature=0.0, max_tokens=30
+    )
+    assert said.choices[0].message.content
+    assert said.choices[0].message.tool_calls is None
 
 
 @pytest.mark.parametrize("stage", ["listener", "talker", "code2wav", "thinker"])
