@@ -23,7 +23,7 @@ MAX_REGEX_CHARS = 1 << 14
 MAX_CHOICES = 4096
 MAX_NESTING = 100
 # Names that lead to names are followed recursively: (names in a grammar) x (nesting) bounds the depth of the stack.
-MAX_DEPTH = 2000
+MAX_DEPTH = 1500
 # Runs of blanks between the tokens of JSON: long enough for indented text, never endless.
 BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -63,13 +63,13 @@ def request_grammar(sampling: SamplingParams, tools: ToolUse | None, tool_format
     if tools.choice == "required":
         if wanted is not None:
             raise RequestError(f"{wanted.param}: the answer has to be a tool call", param=wanted.param)
-        return _bounded(tool_format.calls_grammar(tools, ""), "tools")
+        return _calls(tools, tool_format, "")
     if wanted is None:
-        return _bounded(tool_format.calls_grammar(tools, None), "tools")
+        return _calls(tools, tool_format, None)
     if wanted.json is None and not wanted.json_object:
         raise RequestError(f"{wanted.param}: beside tools only JSON can be demanded", param=wanted.param)
     _whole(wanted)
-    return _bounded(tool_format.calls_grammar(tools, f"%json {json.dumps(_schema(wanted))}"), wanted.param)
+    return _calls(tools, tool_format, f"%json {json.dumps(_schema(wanted))}")
 
 
 def check_grammar(grammar: str, param: str) -> None:
@@ -89,6 +89,18 @@ def one_line(complaint: str) -> str:
 def function_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
     """The schema of a function's arguments; blanks are bounded and what cannot be enforced is left to the model."""
     return {"type": "object", **(parameters or {}), "x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}}
+
+
+def _calls(tools: ToolUse, tool_format: ToolFormat, otherwise: str | None) -> str:
+    """Schemas of different functions do not lead to each other, so each is bounded alone."""
+    from llguidance import LLMatcher
+
+    for function in tools.functions:
+        _check_size(json.dumps(function.parameters), "tools")
+    lark = tool_format.calls_grammar(tools, otherwise)
+    if len(lark) > MAX_GRAMMAR_CHARS:
+        raise RequestError(f"tools: more than {MAX_GRAMMAR_CHARS} characters", param="tools")
+    return str(LLMatcher.grammar_from_lark(lark))
 
 
 def _whole(wanted: StructuredOutputs) -> str:

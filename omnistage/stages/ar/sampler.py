@@ -142,9 +142,13 @@ def _with_demands(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 def _keep_permitted(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     index = [i for i, row in enumerate(rows) if row.permitted is not None]
-    if index:
-        permitted = torch.stack([allowed for row in rows if (allowed := row.permitted) is not None])
-        logits[index] = logits[index].masked_fill(~permitted, _MINUS_INFINITY)
+    if not index:
+        return
+    ruled_out = ~torch.stack([allowed for row in rows if (allowed := row.permitted) is not None])
+    if len(index) == len(rows):
+        logits.masked_fill_(ruled_out, _MINUS_INFINITY)
+    else:
+        logits[index] = logits[index].masked_fill(ruled_out, _MINUS_INFINITY)
 
 
 def _ban(logits: Tensor, ids: Tensor) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from omnistage.config.model import StageConfig, StageContext, TextMarkup
 from omnistage.errors import ConfigError, RequestError
+from omnistage.ops.blocked import block_linear, block_linears, choose_layout
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
@@ -82,6 +83,10 @@ class CausalTextModel:
         if config.quantization == "int4":
             pack_linears(self._decoder)
             self._head = pack_head(self._head)
+        else:
+            layout = choose_layout(config.weight_layout, self._model)
+            block_linears(self._decoder, layout)
+            self._head = block_linear(self._head, layout)
         self._shape = _shape_of(self._model.config, path, dtype, target)
 
     @property

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from omnistage.config.model import TextMarkup
 from omnistage.errors import RequestError
+from omnistage.request import StageRequest
 from omnistage.stages.ar.chat_template import ChatTemplate, read_json
+from omnistage.stages.ar.conversation import conversation_text
+from omnistage.tools import ToolUse, tool_use
 from tests.stages.ar.conftest import CHAT_TEMPLATE
 
 MESSAGES = [{"role": "system", "content": "be <brief>"}, {"role": "user", "content": "naïve?"}]
@@ -26,6 +30,54 @@ def test_rendering_equals_transformers(source: str) -> None:
     want, _ = render_jinja_template([MESSAGES], chat_template=source, add_generation_prompt=True, bos_token="<s>")
     ours = ChatTemplate(source, {"bos_token": "<s>"}).render(MESSAGES).replace("None", "[]")
     assert ours == want[0].replace("None", "[]")
+
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"é": {}}}}}
+]
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "go"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {"é": 1}}}],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "done"},
+]
+TOOL_TEMPLATE = """{%- if tools %}<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}"""
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_tools_and_calls_are_rendered_as_transformers_renders_them(tools: list[dict[str, Any]] | None) -> None:
+    want, _ = render_jinja_template([CALLED], tools=tools, chat_template=TOOL_TEMPLATE, add_generation_prompt=True)
+    template = ChatTemplate(TOOL_TEMPLATE)
+    assert template.reads_tools
+    assert template.render(CALLED, tools) == want[0]
+
+
+def conversation(use: ToolUse | None) -> str:
+    request = StageRequest(request_id="r", tools=use)
+    return conversation_text(ChatTemplate(CHAT_TEMPLATE), CALLED, TextMarkup(tool_format="hermes"), request)
+
+
+def test_template_without_tools_gets_them_in_plain_messages() -> None:
+    text = conversation(tool_use(TOOLS, "auto", parallel=True))
+    assert text.index("<|im_start|>system\n# Tools") == 0
+    assert json.dumps(TOOLS[0], ensure_ascii=False) in text
+    assert '<|im_start|>assistant\n<tool_call>\n{"name": "f", "arguments": {"é": 1}}\n</tool_call><|im_end|>' in text
+    assert "<|im_start|>user\n<tool_response>\ndone\n</tool_response><|im_end|>" in text
+
+
+def test_earlier_calls_are_shown_without_tools_too() -> None:
+    text = conversation(None)
+    assert "# Tools" not in text
+    assert "<tool_call>" in text
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ from omnistage.config.model import TextMarkup
 from omnistage.errors import RequestError
 from omnistage.sampling import sampling_params
 from omnistage.stages.ar.engine import AREngine
+from omnistage.stages.ar.grammar import check_grammar, request_grammar
+from omnistage.stages.ar.matchers import Matchers
+from omnistage.stages.ar.sections import TOOL_FORMATS
 from omnistage.stages.ar.text_model import CausalTextModel
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.base import StageRequest
@@ -311,3 +314,25 @@ def test_json_is_demanded_of_answers_that_are_no_calls(engine: AREngine[Any]) ->
         check_calls(answers.calls(name))
         if answers.text(name):
             jsonschema.validate(json.loads(answers.text(name)), schema)
+
+
+def test_calls_of_strict_functions_are_valid_whenever_they_are_made(model: CausalTextModel) -> None:
+    """The grammar of free text with calls: it takes prose and a right call, not a wrong one."""
+    strict = tool_use([{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}], None, parallel=True)
+    grammar = request_grammar(SamplingParams(), strict, TOOL_FORMATS["hermes"])
+    assert grammar is not None
+    head = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": '
+    for text, valid in (
+        (head + '{"city": "Paris", "days": 3}}\n</tool_call> So.', True),
+        (head + '{"city": "X', False),
+    ):
+        ids = model.tokenizer.encode(text).ids
+        matcher = Matchers(model.tokenizer, model.shape).open(grammar, "tools").matcher
+        assert (matcher.validate_tokens(ids) == len(ids)) is valid
+
+
+def test_a_hundred_functions_can_be_offered() -> None:
+    many = [{"type": "function", "function": {"name": f"f{at}", "parameters": WEATHER}} for at in range(100)]
+    grammar = request_grammar(SamplingParams(), tool_use(many, "required", parallel=True), TOOL_FORMATS["hermes"])
+    assert grammar is not None
+    check_grammar(grammar, "tools")
