@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from torch import Tensor as TorchTensor
 
 from omnistage.errors import ErrorCode, RequestError
 from omnistage.models.cosmos3.reasoner import Ids, TextKV
-from omnistage.payload import MultimodalPayload, Tensor
+from omnistage.ops.tensor_payload import from_payload, to_payload
+from omnistage.payload import MultimodalPayload
 
 __all__ = ["TextKV", "read", "write"]
 
@@ -16,7 +15,7 @@ __all__ = ["TextKV", "read", "write"]
 def write(branch: str, ids: Ids, text: TextKV) -> MultimodalPayload:
     """One branch: "keys" and "values" [layers, tokens, kv_heads, head_dim] in the tower's dtype."""
     return MultimodalPayload(
-        {"keys": _to_wire(text.keys), "values": _to_wire(text.values)}, {"branch": branch, "ids": list(ids)}
+        {"keys": to_payload(text.keys), "values": to_payload(text.values)}, {"branch": branch, "ids": list(ids)}
     )
 
 
@@ -29,16 +28,6 @@ def read(payload: MultimodalPayload, expected: dict[str, Ids], device: torch.dev
             f"the reasoner's keys and values stand for other tokens than this request's ({branch})",
             code=ErrorCode.HANDOFF,
         )
-    return branch, TextKV(_from_wire(payload.tensors["keys"], device), _from_wire(payload.tensors["values"], device))
-
-
-def _to_wire(tensor: TorchTensor) -> Tensor:
-    plain = tensor.detach().cpu().contiguous()
-    if plain.dtype == torch.bfloat16:
-        return Tensor("bfloat16", plain.view(torch.uint16).numpy())
-    return Tensor(str(plain.dtype).removeprefix("torch."), plain.numpy())
-
-
-def _from_wire(tensor: Tensor, device: torch.device) -> TorchTensor:
-    copied = torch.from_numpy(np.array(tensor.array))
-    return (copied.view(torch.bfloat16) if tensor.dtype == "bfloat16" else copied).to(device)
+    return branch, TextKV(
+        from_payload(payload.tensors["keys"], device), from_payload(payload.tensors["values"], device)
+    )

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from torch import Tensor as TorchTensor
+from torch import Tensor
 
 from omnistage.errors import ErrorCode, RequestError
 from omnistage.models.hunyuan_image3.attention import KeysValues
-from omnistage.payload import MultimodalPayload, Tensor
+from omnistage.ops.tensor_payload import from_payload, to_payload
+from omnistage.payload import MultimodalPayload
 
 # A hand-over travels in at most so many chunks.
 _CHUNKS = 8
 _MIN_ROWS = 256
 
 
-def write(ids: Sequence[int], rows: TorchTensor) -> list[MultimodalPayload]:
+def write(ids: Sequence[int], rows: Tensor) -> list[MultimodalPayload]:
     """`rows` [layers, 2, kv_heads, n, head_dim] of `ids` as chunks of consecutive rows, in order."""
     count = max(_MIN_ROWS, -(-len(ids) // _CHUNKS))
     return [
         MultimodalPayload(
-            {"kv": _to_wire(rows[:, :, :, start : start + count])},
+            {"kv": to_payload(rows[:, :, :, start : start + count])},
             {"start": start, "ids": list(ids[start : start + count]), "total": len(ids)},
         )
         for start in range(0, len(ids), count)
@@ -41,7 +41,7 @@ def read(payload: MultimodalPayload, start: int, device: torch.device) -> tuple[
         raise _broken(f"begins at row {payload.meta['start']}, {start} was due")
     if len(tensor.shape) != 5 or tensor.shape[1] != 2 or tensor.shape[3] != len(ids):
         raise _broken(f"stands for {len(ids)} tokens but is {list(tensor.shape)}")
-    rows = _from_wire(tensor, device)
+    rows = from_payload(tensor, device)
     return list(ids), KeysValues(rows[:, 0], rows[:, 1])
 
 
@@ -53,15 +53,3 @@ def check_whole(payload: MultimodalPayload, rows: int) -> None:
 
 def _broken(what: str) -> RequestError:
     return RequestError(f"the hand-over of the text stage's keys and values {what}", code=ErrorCode.HANDOFF)
-
-
-def _to_wire(rows: TorchTensor) -> Tensor:
-    plain = rows.detach().cpu().contiguous()
-    if plain.dtype == torch.bfloat16:
-        return Tensor("bfloat16", plain.view(torch.uint16).numpy())
-    return Tensor(str(plain.dtype).removeprefix("torch."), plain.numpy())
-
-
-def _from_wire(tensor: Tensor, device: torch.device) -> TorchTensor:
-    copied = torch.from_numpy(np.array(tensor.array))
-    return (copied.view(torch.bfloat16) if tensor.dtype == "bfloat16" else copied).to(device)

@@ -21,8 +21,8 @@ from omnistage.models.qwen3_omni.handoff import PORT, SpokenPrompt
 from omnistage.models.qwen3_omni.loading import TalkerPart, load_part
 from omnistage.models.qwen3_omni.predictor import CodePredictor, FrameStart, predictor_seed
 from omnistage.models.qwen3_omni.prefill import END_OF_TEXT, Prefill, SpeechPrefill
-from omnistage.models.qwen3_omni.tensors import from_payload
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
+from omnistage.ops.tensor_payload import from_payload
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.ar.model import Constraint, Emitted, Event, Output, Prompt, Sequence, Work
 from omnistage.stages.ar.torch_backend import TorchBackend

@@ -21,8 +21,8 @@ from omnistage.models.qwen3_omni.media import MediaSet
 from omnistage.models.qwen3_omni.packed import pack_thinker
 from omnistage.models.qwen3_omni.processor import MediaProcessor
 from omnistage.models.qwen3_omni.prompt import ThinkerPrompt, media_prompt, text_prompt
-from omnistage.models.qwen3_omni.tensors import to_payload
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
+from omnistage.ops.tensor_payload import to_payload
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.ar.chat_template import ChatTemplate
 from omnistage.stages.ar.conversation import conversation_text
