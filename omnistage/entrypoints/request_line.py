@@ -33,6 +33,9 @@ _PART_MEDIA = {
 # The media of an `action` parameter; given as numbers instead of a file, actions stay in place.
 _ACTION_MEDIA = {"image": "image", "video": "video", "raw_actions": "action"}
 
+# Parameters of diffusion models that bring latents to start from.
+_LATENTS = ("latents", "sound_latents", "audio_latents", "action_latents")
+
 
 class Line(NamedTuple):
     request: OmniRequest
@@ -56,6 +59,9 @@ def parse_line(fields: Mapping[str, Any], limits: LimitsConfig, root: Path | Non
     for key in ("image", "last_image", "video", "audio"):
         if isinstance(params.get(key), (str, Path)):
             params[key] = {"media": reader.add(key, params[key], key)}
+    for key in _LATENTS:
+        if isinstance(params.get(key), (str, Path)):
+            params[key] = {"media": reader.add("latents", params[key], key)}
     if isinstance(params.get("images"), list):
         params["images"] = [reader.picture(item) for item in params["images"]]
     if isinstance(params.get("references"), list):
@@ -129,6 +135,8 @@ class _MediaReader:
         if not isinstance(source, (str, Path)):
             raise RequestError(f"{param}: a path or a data URL was expected", param=param)
         text = str(source)
+        if kind == "latents" and not text.endswith(".npy"):
+            raise RequestError(f"{param}: latents are a .npy file", param=param)
         if text.startswith("data:"):
             data = decode_data_url(text, self._limits.max_body_mb << 20, param)
             return self._put(kind, self._decode(kind, data, param))

@@ -95,3 +95,13 @@ def test_images_become_media_whether_bare_or_named(folder: Path) -> None:
     first, second, third = parsed.request.params["images"]
     assert third == {"media": "given"}
     assert [parsed.media[item["media"]]["image"].shape for item in (first, second)] == [(4, 6, 3)] * 2
+
+
+def test_latents_are_read_from_npy_files_only(folder: Path) -> None:
+    np.save(folder / "start.npy", np.ones((1, 2, 3), np.float32))
+    parsed = line(folder, prompt="p", latents="start.npy", action_latents="start.npy")
+    for name in ("latents", "action_latents"):
+        assert parsed.media[parsed.request.params[name]["media"]]["latents"].shape == (1, 2, 3)
+    for bad in ("p.png", "data:image/png;base64,AAAA"):
+        with pytest.raises(RequestError, match="sound_latents"):
+            line(folder, prompt="p", sound_latents=bad)

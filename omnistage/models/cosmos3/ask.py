@@ -20,6 +20,8 @@ from omnistage.stages.diffusion.parameters import read_parameters
 
 DEFAULT_FRAMES, DEFAULT_HEIGHT, DEFAULT_WIDTH = 189, 720, 1280
 DEFAULT_GUIDANCE = 6.0
+# Latents that a client brings to start from travel to ports of this prefix and their parameter's name.
+START = "start_"
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -60,6 +62,7 @@ class CosmosParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     flow_shift: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
     use_karras_sigmas: bool | None = None
     step_cache: StepCache | None = None
+    partial_images: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     control_guidance: Annotated[float, msgspec.Meta(ge=-100, le=100)] = 1.0
     guidance_interval: Interval | None = None
     control_guidance_interval: Interval | None = None
@@ -108,6 +111,7 @@ class Ask:
     flow_shift: float | None
     karras: bool | None
     step_cache: StepCache | None
+    partial_images: int
 
     @property
     def is_image(self) -> bool:
@@ -146,6 +150,14 @@ class Limits(msgspec.Struct, frozen=True):
 def resolve(given: dict[str, Any], checkpoint: Checkpoint, limits: Limits) -> Ask:
     """Raises RequestError naming the parameter for everything that this checkpoint cannot do."""
     params = read_parameters(CosmosParams, given, hidden=frozenset({"media_shapes"}))
+    ask = _resolve(params, checkpoint, limits)
+    _check_start(ask, params.media_shapes, checkpoint)
+    if ask.partial_images and not ask.is_image:
+        raise RequestError("partial_images: only pictures (num_frames 1) have previews", param="partial_images")
+    return ask
+
+
+def _resolve(params: CosmosParams, checkpoint: Checkpoint, limits: Limits) -> Ask:
     _check_exclusive(params)
     if checkpoint.is_distilled:
         _check_distilled(params, checkpoint)
@@ -162,6 +174,24 @@ def resolve(given: dict[str, Any], checkpoint: Checkpoint, limits: Limits) -> As
     _bound(frames, limits)
     clean, source = _vision_condition(params, frames, checkpoint)
     return _ask(params, checkpoint, _Picture(frames, (height, width), latent_size, clean, source))
+
+
+def _check_start(ask: Ask, shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> None:
+    """Latents that the client brings must be those of the request."""
+    vision = (1, checkpoint.channels, ask.latent_frames, ask.latent_height, ask.latent_width)
+    makes: dict[str, tuple[int, ...] | None] = {
+        "latents": vision if ask.transfer is None else None,
+        "sound_latents": (checkpoint.sound_dim, ask.sound_latents) if ask.sound_latents else None,
+        "action_latents": (ask.action.chunk, checkpoint.action_dim) if ask.action is not None else None,
+    }
+    for name, right in makes.items():
+        shape = shapes.get(START + name)
+        if shape is None:
+            continue
+        if right is None:
+            raise RequestError(f"{name}: this request has no such latents to start from", param=name)
+        if shape != right:
+            raise RequestError(f"{name} must be {list(right)}, not {list(shape)}", param=name)
 
 
 class _Picture(NamedTuple):
@@ -208,6 +238,7 @@ def _ask(
         flow_shift=params.flow_shift,
         karras=params.use_karras_sigmas,
         step_cache=params.step_cache,
+        partial_images=params.partial_images,
     )
 
 

@@ -44,7 +44,8 @@ class Flight:
     and `branches` exist from `prepare` on. `controls` are the clean latents of control videos, `chunk` the transfer
     chunk under way; `chunks` and `chunk_latents` are the new pixels and the latents of those that are done, `previous`
     all pixels of the last one. `reanchor`: the schedule moves clean frames, which are put back after each step.
-    `memories`: of the step cache, by branch."""
+    `memories`: of the step cache, by branch. `expected`: the clean latents that the last step points to
+    (for previews)."""
 
     request: StageRequest
     ask: Ask
@@ -66,6 +67,7 @@ class Flight:
     previous: Tensor | None = None
     reanchor: bool = False
     memories: dict[str, CacheMemory] = field(default_factory=dict)
+    expected: Tensor | None = None
     step: int = 0
     done: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
@@ -110,6 +112,8 @@ class Flight:
         self.memories |= {name: velocity.memory for name, velocity in zip(names, velocities, strict=True)}
         merged = self._merge(dict(zip(names, velocities, strict=True)))
         step, generator = self.step, self.generator
+        if self.ask.partial_images:
+            self.expected = schedule.expected(step, merged.vision, latents.vision)
         latents.vision = self._anchored(
             latents, schedule.step("vision", step, merged.vision, latents.vision, generator)
         )

@@ -15,9 +15,9 @@ from omnistage.config.model import (
     Variant,
 )
 from omnistage.models.cosmos3.answer_request import plan_answer
-from omnistage.models.cosmos3.ask import Limits, resolve
+from omnistage.models.cosmos3.ask import START, Limits, resolve
 from omnistage.models.cosmos3.checkpoint import read_checkpoint
-from omnistage.models.cosmos3.request import MEDIA_PORTS, OUTPUTS, as_image, outputs_of, read_request
+from omnistage.models.cosmos3.request import LATENTS, MEDIA_PORTS, OUTPUTS, as_image, outputs_of, read_request
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
@@ -26,12 +26,13 @@ from omnistage.stages.diffusion.step_caching import STEP_CACHE
 _CACHE = OptionSpec(
     type="int", default=1024, minimum=0, help="MiB of text keys and values kept for requests with equal texts"
 )
-_INPUTS = {port: "actions" if port == "actions" else "image" if port == "image" else "video" for port in MEDIA_PORTS}
+_TYPES = {"image": "image", "actions": "actions"} | {f"{START}{name}": "latents" for name in LATENTS}
+_INPUTS = {port: _TYPES.get(port, "video") for port in MEDIA_PORTS}
 _OUTPUTS = {port: port for port in OUTPUTS}
 # A 720p video of 189 frames has 44160 rows per guidance branch.
 _ROWS = 1 << 17
 _CAPABILITIES = frozenset(
-    {"image", "video", "audio", "action", "seed", "step_batching", "request_batching", "step_cache"}
+    {"image", "video", "audio", "action", "seed", "step_batching", "request_batching", "step_cache", "partial_images"}
 )
 
 

@@ -9,13 +9,20 @@ import numpy as np
 
 from omnistage.config.model import ClientInput
 from omnistage.errors import RequestError
-from omnistage.models.cosmos3.ask import Ask
+from omnistage.models.cosmos3.ask import START, Ask
 from omnistage.models.cosmos3.transfer_plan import HINTS
 from omnistage.payload import Array, MultimodalPayload
 from omnistage.request import OmniRequest
 
-MEDIA_PORTS = ("image", "video", "actions", *(f"control_{hint}" for hint in HINTS))
-OUTPUTS = ("image", "video", "audio", "action", "latents", "audio_latents", "progress")
+LATENTS = ("latents", "sound_latents", "action_latents")
+MEDIA_PORTS = (
+    "image",
+    "video",
+    "actions",
+    *(f"control_{hint}" for hint in HINTS),
+    *(f"{START}{name}" for name in LATENTS),
+)
+OUTPUTS = ("image", "video", "audio", "action", "latents", "audio_latents", "progress", "partial")
 
 
 class Reading(NamedTuple):
@@ -34,6 +41,9 @@ def read_request(request: OmniRequest, media: dict[str, MultimodalPayload]) -> R
     for name in ("image", "video"):
         if name in params:
             reader.take(name, params.pop(name), name)
+    for name in LATENTS:
+        if name in params:
+            reader.take(START + name, params.pop(name), name)
     if "control_videos" in params:
         reader.controls(params.pop("control_videos"))
     if isinstance(params.get("action"), dict):
@@ -58,9 +68,10 @@ def outputs_of(request: OmniRequest, ask: Ask, latents: bool) -> tuple[str, ...]
     if ask.action is not None and ask.action.mode != "forward_dynamics":
         made.append("action")
     extra = ["latents"] + ["audio_latents"] * bool(ask.sound_latents)
+    shown = ["progress"] + ["partial"] * ask.is_image
     wanted = list(request.modalities) if request.modalities is not None else made
     for name in wanted:
-        if name not in (*made, *extra, "progress"):
+        if name not in (*made, *extra, *shown):
             raise RequestError(f"this request makes {', '.join(made)}, no {name}", param="modalities")
     return tuple(dict.fromkeys((*wanted, *(extra if latents else []))))
 
@@ -123,7 +134,10 @@ class _Media:
         return rest
 
     def _put(self, port: str, array: Array, param: str) -> None:
-        if port == "actions":
+        if port.startswith(START):
+            ok, want = array.dtype.kind == "f", "float latents"
+            array = array.astype(np.float32)
+        elif port == "actions":
             ok, want = array.ndim == 2 and array.dtype.kind == "f", "float [steps, width]"
         elif port == "image":
             ok = array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[-1] == 3 and array.size > 0

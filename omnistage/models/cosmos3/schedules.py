@@ -31,6 +31,12 @@ class Schedule:
         number: int | float = self._timesteps[step].item()
         return number
 
+    def expected(self, step: int, velocity: Tensor, latents: Tensor) -> Tensor:
+        """The clean latents that a step's prediction points to: x - sigma v, of the first modality."""
+        sigma = next(iter(self._samplers.values())).sigmas[step].to(latents.device)
+        clean: Tensor = latents - sigma * velocity
+        return clean
+
     def step(self, modality: str, step: int, velocity: Tensor, latents: Tensor, generator: torch.Generator) -> Tensor:
         """The next latents, float32. Distilled schedules draw noise from `generator` in every step."""
         more = {"generator": generator} if self._stochastic else {}

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from omnistage.config.model import StageContext
 from omnistage.errors import RequestError
 from omnistage.models.cosmos3 import kv_payload
-from omnistage.models.cosmos3.ask import Limits, resolve
+from omnistage.models.cosmos3.ask import START, Limits, resolve
 from omnistage.models.cosmos3.checkpoint import Checkpoint, read_checkpoint
-from omnistage.models.cosmos3.codecs import PictureCodec, SoundCodec, pixels_of
+from omnistage.models.cosmos3.codecs import PictureCodec, SoundCodec
 from omnistage.models.cosmos3.conditions import Conditions
+from omnistage.models.cosmos3.decoding import Decoder
 from omnistage.models.cosmos3.denoiser import Denoiser
 from omnistage.models.cosmos3.flight import Branch, Flight, Latents
 from omnistage.models.cosmos3.layout import Grid, layout_of
@@ -31,12 +30,12 @@ from omnistage.models.cosmos3.loading import (
 from omnistage.models.cosmos3.media import Frames
 from omnistage.models.cosmos3.prompt import messages_of
 from omnistage.models.cosmos3.reasoner import Reasoner, Tokens
+from omnistage.models.cosmos3.request import LATENTS
 from omnistage.models.cosmos3.schedules import Schedule
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.packed_attention import Backend, choose_backend
 from omnistage.ops.step_cache import StepCache
-from omnistage.payload import MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.model import Capabilities, DiffusionModel, Preview, Produced
 from omnistage.stages.diffusion.step_caching import stage_cache, with_stage_cache
@@ -62,13 +61,14 @@ class Parts:
 class Generator:
     """`DiffusionModel` of Cosmos3: any mix of requests and guidance branches in one transformer call."""
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(partial_images=True, batched_decode=True)
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._checkpoint = parts.checkpoint
         self._grid = Grid.of(parts.checkpoint.transformer, parts.checkpoint.temporal)
         self._conditions = Conditions(Frames(parts.checkpoint.spatial), parts.pictures, parts.checkpoint)
+        self._decoder = Decoder(parts.pictures, parts.sound, self._conditions)
 
     # -- before the first step
 
@@ -146,7 +146,8 @@ class Generator:
         return state.texts["uncond" if branch == "uncond" else "cond"]
 
     def _noise(self, state: Flight, clean_frames: tuple[int, ...]) -> Latents:
-        """Initial latents. The generator's order: vision, sound, action."""
+        """Initial latents. The generator's order: vision, sound, action; what the client brought is not drawn, and
+        taken as it is."""
         ask, device, checkpoint = state.ask, self._parts.device, self._checkpoint
         shape = (1, checkpoint.channels, ask.latent_frames, ask.latent_height, ask.latent_width)
         clean = torch.zeros(shape, device=device) if state.encoded is None else state.encoded.to(device)
@@ -156,11 +157,17 @@ class Generator:
         def draw(*sides: int) -> Tensor:
             return torch.randn(sides, generator=state.generator).to(device)
 
-        vision = mask * clean + (1.0 - mask) * draw(*shape)
+        brought = {name: _brought(state, name, device) for name in LATENTS}
+        vision = brought["latents"]
+        if vision is None:
+            vision = mask * clean + (1.0 - mask) * draw(*shape)
         latents = Latents(vision=vision, clean=clean, mask=mask)
         if ask.sound_latents:
-            latents.sound = draw(checkpoint.sound_dim, ask.sound_latents)
+            sound = brought["sound_latents"]
+            latents.sound = draw(checkpoint.sound_dim, ask.sound_latents) if sound is None else sound
         if ask.action is not None:
+            latents.action = brought["action_latents"]
+        if ask.action is not None and latents.action is None:
             noise = draw(ask.action.chunk, checkpoint.action_dim)
             given = self._conditions.actions(state)
             latents.action = noise if given is None else given.to(device)
@@ -195,50 +202,15 @@ class Generator:
         self._start_run(state)
 
     def preview(self, state: Flight) -> Preview | None:
-        return None
+        return self._decoder.preview(state)
 
     # -- after the last step
 
     def decode_group(self, state: Flight) -> Hashable:
-        return None
+        return self._decoder.group(state)
 
     def decode(self, states: list[Flight]) -> list[list[Produced]]:
-        return [self._decode(state) for state in states]
-
-    def _decode(self, state: Flight) -> list[Produced]:
-        latents, _ = state.ready()
-        made: dict[str, MultimodalPayload] = {}
-        start = time.monotonic()
-        made |= self._pictures(state)
-        middle = time.monotonic()
-        if latents.sound is not None and self._parts.sound is not None:
-            wave = self._parts.sound.decode(latents.sound)
-            made["audio"] = MultimodalPayload.of(
-                {"sample_rate": self._parts.sound.rate}, audio=wave.cpu().numpy().astype(np.float32)
-            )
-            made["audio_latents"] = MultimodalPayload.of(audio_latents=latents.sound.cpu().numpy())
-        state.seconds |= {"video_decode_s": middle - start, "audio_decode_s": time.monotonic() - middle}
-        action = state.ask.action
-        if action is not None and latents.action is not None and action.mode != "forward_dynamics":
-            made["action"] = MultimodalPayload.of(action=latents.action[:, : action.domain.width].cpu().numpy())
-        vision = torch.cat(state.chunk_latents, dim=2) if state.chunk_latents else latents.vision
-        made["latents"] = MultimodalPayload.of(latents=vision.cpu().numpy())
-        state.done = True
-        wanted = state.request.outputs
-        return [Produced(port=port, payload=made[port], final=True) for port in wanted if port in made]
-
-    def _pictures(self, state: Flight) -> dict[str, MultimodalPayload]:
-        if not {"image", "video"}.intersection(state.request.outputs):
-            return {}
-        if state.ask.transfer is not None:
-            state.end_chunk(self._conditions.decode_chunk(state))
-            clip = torch.cat(state.chunks, dim=2)[:, :, : state.ask.transfer.total_frames]
-        else:
-            clip = self._parts.pictures.decode(state.ready()[0].vision)
-        pixels = pixels_of(clip).numpy()
-        if state.ask.is_image:
-            return {"image": MultimodalPayload.of(image=pixels)}
-        return {"video": MultimodalPayload.of({"fps": state.ask.fps}, video=pixels)}
+        return self._decoder.decode(states)
 
     def done(self, state: Flight) -> bool:
         return state.done
@@ -251,11 +223,17 @@ class Generator:
         state.latents = state.schedule = state.encoded = None
         state.texts, state.media, state.branches = {}, {}, ()
         state.controls, state.control_clips, state.chunks, state.chunk_latents = [], [], [], []
-        state.previous = None
+        state.previous = state.expected = None
         state.forget_steps()
 
     def shutdown(self) -> None:
         """Holds nothing outside the process."""
+
+
+def _brought(state: Flight, name: str, device: torch.device) -> Tensor | None:
+    """The latents of the parameter `name`, if the client gave any."""
+    given = state.media.get(START + name)
+    return None if given is None else torch.from_numpy(given).to(device)
 
 
 def limits_of(context: StageContext) -> Limits:

@@ -38,6 +38,7 @@ from omnistage.ops.paged_attention import attention_implementation
 from omnistage.payload import Array, MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.model import PARTIAL_PORT, Capabilities, DiffusionModel, Preview, Produced
+from omnistage.stages.diffusion.previews import preview_is_due
 
 MEDIA, THOUGHTS, KV = "media", "thoughts", "kv"
 _OWN_PORTS = ("image", "latents")
@@ -142,7 +143,7 @@ class Drawer:
     def preview(self, state: Flight) -> Preview | None:
         """The picture that the last step points to, at evenly spaced steps."""
         count, steps = state.ask.partial_images, state.ask.steps
-        if state.step not in {steps * (at + 1) // (count + 1) for at in range(count)} or state.expected is None:
+        if state.expected is None or not preview_is_due(state.step, steps, count):
             return None
         expected, meta = state.expected, {"step": state.step, "steps": steps}
         return lambda: Produced(

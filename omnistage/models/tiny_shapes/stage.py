@@ -33,6 +33,7 @@ from omnistage.payload import MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.model import PARTIAL_PORT, Capabilities, DiffusionModel, Preview, Produced
 from omnistage.stages.diffusion.parameters import read_parameters
+from omnistage.stages.diffusion.previews import preview_is_due
 from omnistage.stages.diffusion.step_caching import stage_cache, with_stage_cache
 
 WEIGHTS = Path(__file__).parent / "weights" / "painter.safetensors"
@@ -167,8 +168,7 @@ class PainterModel:
     def preview(self, state: PainterState) -> Preview | None:
         """The clean picture as it is expected after this step."""
         count, steps = state.params.partial_images, state.params.num_inference_steps
-        due = {steps * (at + 1) // (count + 1) for at in range(count)}
-        if state.step not in due or state.velocity is None:
+        if state.velocity is None or not preview_is_due(state.step, steps, count):
             return None
         expected = picture_of(state) - state.time(state.step) * state.velocity
         size, meta = state.size, {"step": state.step, "steps": steps}

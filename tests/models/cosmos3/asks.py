@@ -13,6 +13,12 @@ from tests.models.cosmos3.tiny import clip, picture
 SMALL = {"height": 32, "width": 48, "num_inference_steps": 3}
 ROBOT = {"domain_name": "bridge_orig_lerobot", "resolution_tier": 256, "chunk_size": 6}
 FLOW = {"flow_shift": 10.0, "use_karras_sigmas": False}
+
+
+def noise(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).normal(0, 1, shape).astype(np.float32)
+
+
 ACTIONS = np.random.default_rng(1).normal(0, 0.5, (4, 10)).astype(np.float32)
 
 # By kind of checkpoint. Frames and pictures have other sizes than the output wherever the mode resizes.
@@ -36,6 +42,18 @@ ASKS: dict[str, dict[str, dict[str, Any]]] = {
         "sound_from_image": {
             "prompt": "A drum", "image": picture(48, 32), "num_frames": 5, "enable_sound": True,
             "guidance_scale": 2.0, "seed": 10,
+        },
+        "sound_from_latents": {
+            "prompt": "Rain", "num_frames": 9, "enable_sound": True, "guidance_scale": 2.0, "seed": 18,
+            "latents": noise(1, 6, 3, 2, 3), "sound_latents": noise(5, 57),
+        },
+        "image_to_video_from_latents": {
+            "prompt": "It rolls", "image": picture(48, 32), "num_frames": 9, "seed": 19,
+            "latents": noise(1, 6, 3, 2, 3),
+        },
+        "policy_from_latents": {
+            "prompt": "Lift the pot", "fps": 5.0, "guidance_scale": 1.0, "seed": 20, "action_latents": noise(6, 11),
+            "action": {"mode": "policy", "image": picture(48, 32), **ROBOT},
         },
         "policy": {
             "prompt": "Lift the pot", "fps": 5.0, "guidance_scale": 1.0, "use_system_prompt": False, "seed": 11,
@@ -104,9 +122,11 @@ def request_of(identity: str, ask: dict[str, Any]) -> tuple[OmniRequest, dict[st
     def convert(fields: dict[str, Any]) -> dict[str, Any]:
         return {key: reference(key, value) if isinstance(value, np.ndarray) else value for key, value in fields.items()}
 
-    params = convert({key: value for key, value in ask.items() if key not in ("prompt", "seed")})
+    params = convert({key: value for key, value in ask.items() if key not in ("prompt", "seed", "modalities")})
     for name in ("action", "control_videos"):
         if name in params:
             params[name] = convert(params[name])
     params["return_latents"] = True
-    return OmniRequest(id=identity, prompt=ask["prompt"], seed=ask["seed"], params=params), media
+    modalities = tuple(ask["modalities"]) if "modalities" in ask else None
+    request = OmniRequest(id=identity, prompt=ask["prompt"], seed=ask["seed"], params=params, modalities=modalities)
+    return request, media

@@ -246,3 +246,28 @@ def test_outputs_follow_the_mode_and_others_are_refused() -> None:
 def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model_index\.json"):
         read_checkpoint(tmp_path)
+
+
+START = (1, 48, 3, 2, 3)
+SIZES: dict[str, Any] = {"height": 32, "width": 48, "num_frames": 9}
+
+
+def test_latents_to_start_from_have_the_shapes_of_the_request() -> None:
+    shapes = {"start_latents": START, "start_sound_latents": (64, 10)}
+    assert ask(**SIZES, enable_sound=True, media_shapes=shapes).sound_latents == 10
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        (SIZES | {"media_shapes": {"start_latents": (1, 48, 3, 3, 2)}}, "latents"),
+        (SIZES | {"media_shapes": {"start_sound_latents": (64, 10)}}, "sound_latents"),
+        (SIZES | {"media_shapes": {"start_action_latents": (16, 64)}}, "action_latents"),
+        ({"media_shapes": CONTROL | {"start_latents": START}}, "latents"),
+        ({"action": ROBOT, "media_shapes": PICTURE | {"start_action_latents": (16, 10)}}, "action_latents"),
+    ],
+)
+def test_other_latents_to_start_from_are_refused(params: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError) as error:
+        ask(**params)
+    assert error.value.info.param == named

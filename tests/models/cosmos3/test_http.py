@@ -47,6 +47,16 @@ async def test_official_client_makes_a_picture(served: Running) -> None:
     assert Image.open(io.BytesIO(base64.b64decode(response.data[0].b64_json))).size == (48, 64)
 
 
+async def test_streamed_picture_comes_with_partial_pictures(served: Running) -> None:
+    stream = await served.client.images.generate(
+        model="cosmos", prompt="a cup", size="48x64", stream=True, partial_images=2,
+        extra_body={"num_inference_steps": 6, "seed": 1},
+    )  # fmt: skip
+    events = [event async for event in stream]
+    assert [event.type for event in events] == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
+    assert {Image.open(io.BytesIO(base64.b64decode(event.b64_json))).size for event in events} == {(48, 64)}
+
+
 async def until_done(served: Running, job_id: str) -> Any:
     async with asyncio.timeout(60):
         while (job := await served.client.videos.retrieve(job_id)).status in ("queued", "in_progress"):

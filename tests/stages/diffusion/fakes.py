@@ -24,6 +24,15 @@ class Clock:
         return self.now
 
 
+class AtOnce(Executor):
+    """Decodes in the caller's thread."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
 class ManualThread(Executor):
     """Runs submitted work in `run`, one piece per call."""
 
