@@ -56,6 +56,7 @@ def check_capabilities(spec: StageSpec, stage: StageConfig, origins: Mapping[str
     """Raises ConfigError for a setting that the stage does not advertise."""
     asked = {
         "quantization": (stage.quantization, stage.quantization != "none"),
+        "weight_layout": (stage.weight_layout, stage.weight_layout not in ("auto", "plain")),
         "graphs": (stage.graphs, stage.graphs != "eager"),
         "tensor_parallel": (str(stage.tensor_parallel), stage.tensor_parallel > 1),
     }

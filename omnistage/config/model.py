@@ -160,6 +160,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int4"] = "none"
+    weight_layout: Literal["auto", "plain", "blocked", "both"] = "auto"
     attention_backend: Literal["auto", "TORCH_SDPA", "FLEX_ATTENTION", "FLASH_ATTN"] = "auto"
     graphs: Literal["eager", "captured"] = "eager"
     tensor_parallel: Positive = 1

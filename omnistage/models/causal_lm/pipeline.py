@@ -16,7 +16,7 @@ THINKER = StageSpec(
     inputs={"prompt": "text"},
     outputs={"text": "text"},
     objective="ttft",
-    capabilities=frozenset({"text", "logprobs", "seed", "int4", "structured"}),
+    capabilities=frozenset({"text", "logprobs", "seed", "int4", "weight_layout", "structured"}),
     markup=TextMarkup(tool_format="hermes", reasoning=("<think>", "</think>")),
 )
 _TEXT_PARTS = ("text", "input_text")

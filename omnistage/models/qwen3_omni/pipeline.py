@@ -37,7 +37,9 @@ _THINKER: dict[str, Any] = {
         "encoder_cache_mb": OptionSpec("int", 256, 0, 1 << 20, help="memory for encoded sounds and pictures, MiB"),
     },
     "sampling": {"temperature": 0.0},
-    "capabilities": frozenset({"text", "audio", "image", "video", "logprobs", "seed", "int4", "structured"}),
+    "capabilities": frozenset(
+        {"text", "audio", "image", "video", "logprobs", "seed", "int4", "weight_layout", "structured"}
+    ),
     "markup": TextMarkup(tool_format="hermes", reasoning=("<think>", "</think>")),
 }
 THINKER = StageSpec(**_THINKER, outputs={"text": "text", "speech": "thinker_rows"})

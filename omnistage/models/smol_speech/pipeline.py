@@ -41,7 +41,7 @@ THINKER = StageSpec(
     outputs={"text": "text"},
     objective="ttft",
     sampling={"temperature": 0.2, "top_p": 0.9, "max_tokens": 512},
-    capabilities=frozenset({"text", "logprobs", "seed", "int4", "structured"}),
+    capabilities=frozenset({"text", "logprobs", "seed", "int4", "weight_layout", "structured"}),
     markup=TextMarkup(tool_format="hermes"),
 )
 TALKER = StageSpec(
