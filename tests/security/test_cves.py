@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+import torch
 from PIL import Image
 
 from omnistage.config.model import LimitsConfig, MediaConfig
@@ -31,8 +32,10 @@ from omnistage.messages import FrameBuffer, FromStage, ToStage
 from omnistage.payload import PayloadHeader, TensorHeader, read_payload
 from omnistage.request import OmniRequest, OmniRequestOutput, StageRequest
 from omnistage.runtime.plan import WorkerPlan
+from omnistage.sampling import SamplingParams, StructuredOutputs
 from omnistage.stages.ar.block_pool import block_hash
 from omnistage.stages.ar.chat_template import ChatTemplate
+from omnistage.stages.ar.grammar import request_grammar
 from omnistage.stages.ar.sequence import ContentSpan
 from tests.engines import answer, running
 from tests.entrypoints.http.conftest import Running, Start
@@ -377,10 +380,20 @@ def rendering(source: str) -> str:
     return ChatTemplate(source).render([])
 
 
-async def test_cve_2025_29770_no_grammar_of_a_client_is_compiled_or_cached(server: Running) -> None:
-    for field in ("guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs", "grammar"):
-        reply = await server.http.post("/v1/chat/completions", json={**CHAT, field: ".*"})
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
+def test_cve_2025_29770_compiled_grammars_of_clients_are_kept_in_bounded_memory_only() -> None:
+    from omnistage.stages.ar.matchers import Matchers
+    from omnistage.stages.ar.torch_model import ModelShape
+    from tests.stages.ar.conftest import make_tokenizer
+
+    tokenizer, cpu = make_tokenizer(), torch.device("cpu")
+    size: dict[str, Any] = {"layers": 1, "kv_heads": 1, "head_dim": 1, "max_model_len": 8, "vocab_size": 320}
+    matchers = Matchers(tokenizer, ModelShape(**size, dtype=torch.float32, device=cpu, eos_token_ids=frozenset({2})))
+    for number in range(200):
+        shape = StructuredOutputs(regex=f"a{{{number + 1}}}")
+        grammar = request_grammar(SamplingParams(structured_outputs=shape), None, None)
+        assert grammar is not None
+        matchers.open(grammar, "regex")
+    assert len(matchers._compiled) <= 64
 
 
 # -- what is shared

@@ -170,7 +170,7 @@ class PastCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     id: Name
     function: PastFunction
     type: Literal["function"] = "function"
-    index: int | None = None
+    index: Annotated[int, Meta(ge=0, le=128)] | None = None
 
 
 class ToolMessage(msgspec.Struct, tag="tool", tag_field="role", forbid_unknown_fields=True, kw_only=True):

@@ -17,7 +17,7 @@ from omnistage.stages.ar.grammar import one_line, parser_limits
 from omnistage.stages.ar.torch_model import ModelShape
 
 # Compiled grammars that are kept for requests to come.
-_KEPT = 64
+_KEPT = 32
 
 
 class Matching:

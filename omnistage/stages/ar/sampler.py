@@ -1,8 +1,8 @@
 """Batched sampling: from logits [R, V] to one next token per row.
 
 Order: grammar, model constraint, `min_tokens`, `logit_bias`, penalties, then greedy choice or temperature, top-k,
-top-p, min-p and one draw. The draw is the inverse of the cumulative distribution in vocabulary order at a number that is a
-function of seed and position (`omnistage.stages.ar.randomness`), so neither batch mates nor preemption change it.
+top-p, min-p and one draw. The draw is the inverse of the cumulative distribution in vocabulary order at a number that
+is a function of seed and position (`omnistage.stages.ar.randomness`), so neither batch mates nor preemption change it.
 
 Repetition penalty as in CTRL (arXiv:1909.05858), top-p as in arXiv:1904.09751, min-p as in arXiv:2407.01082, presence
 and frequency penalties as OpenAI defines them (over generated tokens).

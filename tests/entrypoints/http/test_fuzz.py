@@ -164,7 +164,7 @@ def test_labels_are_accepted(path: str, label: str) -> None:
         ("logit_bias", {"x": 1}, "logit_bias"),
         ("logit_bias", {"1": 101}, "logit_bias[...]"),
         ("stop", ["ok", ""], "stop[1]"),
-        ("messages", [{"role": "tool", "content": "x"}], "messages[0].role"),
+        ("messages", [{"role": "robot", "content": "x"}], "messages[0].role"),
         ("messages", [{"role": "user", "content": [{"type": "file"}]}], "messages[0].content[0].type"),
         ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),
         ("messages", [{"role": "assistant"}], "messages[0].content"),

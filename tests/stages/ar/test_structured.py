@@ -13,7 +13,7 @@ import pytest
 
 from omnistage.config.model import TextMarkup
 from omnistage.errors import RequestError
-from omnistage.sampling import sampling_params
+from omnistage.sampling import SamplingParams, sampling_params
 from omnistage.stages.ar.engine import AREngine
 from omnistage.stages.ar.grammar import check_grammar, request_grammar
 from omnistage.stages.ar.matchers import Matchers
@@ -318,7 +318,8 @@ def test_json_is_demanded_of_answers_that_are_no_calls(engine: AREngine[Any]) ->
 
 def test_calls_of_strict_functions_are_valid_whenever_they_are_made(model: CausalTextModel) -> None:
     """The grammar of free text with calls: it takes prose and a right call, not a wrong one."""
-    strict = tool_use([{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}], None, parallel=True)
+    function = {"name": "weather", "parameters": WEATHER, "strict": True}
+    strict = tool_use([{"type": "function", "function": function}], "auto", parallel=True)
     grammar = request_grammar(SamplingParams(), strict, TOOL_FORMATS["hermes"])
     assert grammar is not None
     head = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": '
