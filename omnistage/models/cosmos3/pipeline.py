@@ -12,6 +12,7 @@ from omnistage.config.model import (
     PipelineConfig,
     RequestPlan,
     StageSpec,
+    TextMarkup,
     Variant,
 )
 from omnistage.models.cosmos3.answer_request import plan_answer
@@ -72,7 +73,8 @@ _ANSWERS = StageSpec(
     outputs={"text": "text"},
     objective="ttft",
     defaults={"arena_mb": 64},
-    capabilities=frozenset({"text", "logprobs", "seed", "image_input", "video_input"}),
+    capabilities=frozenset({"text", "logprobs", "seed", "image_input", "video_input", "structured"}),
+    markup=TextMarkup(tool_format="hermes", reasoning=("<think>", "</think>")),
 )
 
 
