@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import Cosmos3OmniForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 
 from omnistage.config.model import StageContext
 from omnistage.errors import ConfigError, RequestError
@@ -45,9 +45,7 @@ class AnswerModel:
         device = choose_device(stage.device)
         dtype = choose_dtype(stage.dtype, device).dtype
         try:
-            whole: Any = Cosmos3OmniForConditionalGeneration.from_pretrained(
-                str(folder), dtype=dtype, local_files_only=True
-            )
+            whole: Any = AutoModelForImageTextToText.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
             self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"cosmos3: the reasoner cannot be loaded: {error}", param="model") from None
@@ -135,16 +133,14 @@ class AnswerModel:
         wanted = [picture for picture in pictures if picture.rows is None]
         if not wanted:
             return
-        tower = self._model.visual
-        pixels = torch.cat([picture.pixels for picture in wanted]).to(tower.device, tower.dtype)
-        grids = torch.tensor([picture.grid for picture in wanted], device=tower.device)
-        result = tower(pixels, grid_thw=grids, return_dict=True)
-        start = 0
-        for picture in wanted:
-            stop = start + len(picture.places)
-            picture.rows = result.pooler_output[start:stop]
-            picture.deep = tuple(level[start:stop] for level in result.deepstack_features)
-            start = stop
+        device = self._shape.device
+        pixels = torch.cat([picture.pixels for picture in wanted]).to(device)
+        grids = torch.tensor([picture.grid for picture in wanted], device=device)
+        result = self._model.get_image_features(pixels, grids, return_dict=True)
+        levels = result.get("deepstack_features") or ()  # the edge model has none
+        for index, picture in enumerate(wanted):
+            picture.rows = result.pooler_output[index]
+            picture.deep = tuple(level[index] for level in levels)
 
 
 def create(context: StageContext) -> TorchBackend[AnswerState]:

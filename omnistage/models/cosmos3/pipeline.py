@@ -127,6 +127,7 @@ PIPELINE = PipelineConfig(
         "Cosmos3OmniModularPipeline",
         "Cosmos3DistilledModularPipeline",
         "Cosmos3OmniForConditionalGeneration",
+        "Cosmos3EdgeForConditionalGeneration",
     ),
     variant_for=variant_for,
     description="Cosmos3: images, videos with sound, robot actions, control videos",

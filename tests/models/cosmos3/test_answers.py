@@ -12,7 +12,13 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from transformers import Cosmos3OmniConfig, Cosmos3OmniForConditionalGeneration
+from transformers import (
+    AutoModelForImageTextToText,
+    Cosmos3EdgeConfig,
+    Cosmos3EdgeForConditionalGeneration,
+    Cosmos3OmniConfig,
+    Cosmos3OmniForConditionalGeneration,
+)
 
 from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.entrypoints.omni import OmniResult, ResultBuilder
@@ -44,38 +50,62 @@ ASKS: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint as transformers writes it."""
-    target = tmp_path_factory.mktemp("answers") / "reasoner"
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["<|image_pad|>", "<|video_pad|>"], special_tokens=True)
-    tokenizer.chat_template = _TEMPLATE
-    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("image_pad", "video_pad", "vision_start")}
+def omni(ids: dict[str, int], vocabulary: int) -> tuple[Any, dict[str, Any]]:
+    """The model and the settings of its image processor."""
     config = Cosmos3OmniConfig(
-        text_config={
-            "model_type": "qwen3_vl_text", "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48,
-            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
-            "max_position_embeddings": 2048,
-            "rope_parameters": {
-                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2], "mrope_interleaved": True,
-            },
-        },
+        text_config=_text(vocabulary, "qwen3_vl_text", mrope_interleaved=True),
         vision_config={
             "model_type": "qwen3_vl_vision", "depth": 3, "hidden_size": 24, "intermediate_size": 32, "num_heads": 2,
             "out_hidden_size": 32, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
             "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2],
         },
-        image_token_id=ids["image_pad"], video_token_id=ids["video_pad"], vision_start_token_id=ids["vision_start"],
-        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"), tie_word_embeddings=False,
+        tie_word_embeddings=False, **ids,
     )  # fmt: skip
-    model = seeded(Cosmos3OmniForConditionalGeneration(config), 77)
+    return Cosmos3OmniForConditionalGeneration(config), {"image_processor_type": "Qwen2VLImageProcessor", "span": 2}
+
+
+def edge(ids: dict[str, int], vocabulary: int) -> tuple[Any, dict[str, Any]]:
+    config = Cosmos3EdgeConfig(
+        text_config=_text(vocabulary, "cosmos3_edge_text"),
+        vision_config={
+            "model_type": "cosmos3_edge_vision", "num_hidden_layers": 3, "hidden_size": 24, "intermediate_size": 32,
+            "num_attention_heads": 2, "patch_size": 16, "num_patches": 16, "spatial_merge_size": 2,
+        },
+        projector_hidden_size=40, tie_word_embeddings=False, **ids,
+    )  # fmt: skip
+    return Cosmos3EdgeForConditionalGeneration(config), {"image_processor_type": "Cosmos3EdgeImageProcessor", "span": 1}
+
+
+def _text(vocabulary: int, model_type: str, **rope: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type, "vocab_size": vocabulary, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2], **rope},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[omni, edge])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as transformers writes it."""
+    target = tmp_path_factory.mktemp("answers") / "reasoner"
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<|image_pad|>", "<|video_pad|>"], special_tokens=True)
+    tokenizer.chat_template = _TEMPLATE
+    names = {
+        "image_token_id": "image_pad", "video_token_id": "video_pad", "vision_start_token_id": "vision_start",
+        "vision_end_token_id": "vision_end",
+    }  # fmt: skip
+    ids = {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
+    made, processor = request.param(ids, len(tokenizer))
+    model = seeded(made, 77)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(str(target))
     tokenizer.save_pretrained(str(target))
     settings = {
-        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,
-        "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"shortest_edge": 1024, "longest_edge": 1 << 20},
+        "image_processor_type": processor["image_processor_type"], "patch_size": 16, "merge_size": 2,
+        "temporal_patch_size": processor["span"], "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+        "size": {"shortest_edge": 1024, "longest_edge": 1 << 20},
     }  # fmt: skip
     (target / "preprocessor_config.json").write_text(json.dumps(settings))
     return target
@@ -83,7 +113,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reference(folder: Path, parts: list[Any]) -> list[int]:
     """Greedy tokens of transformers, its inputs put together by hand (its processor needs torchvision)."""
-    model = Cosmos3OmniForConditionalGeneration.from_pretrained(str(folder), dtype=torch.float32).eval()
+    model = AutoModelForImageTextToText.from_pretrained(str(folder), dtype=torch.float32).eval()
+    is_edge = isinstance(model, Cosmos3EdgeForConditionalGeneration)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
     images = transformers.AutoImageProcessor.from_pretrained(str(folder), backend="pil")
     text = "<|im_start|>user\n"
@@ -98,11 +129,10 @@ def reference(folder: Path, parts: list[Any]) -> list[int]:
             grids["image"].append(made["image_grid_thw"][0])
             text += f"<|vision_start|>{'<|image_pad|>' * (len(made['pixel_values']) // 4)}<|vision_end|>"
         else:
-            for pair in range(len(part) // 2):
-                # Frames are looked at at 2 per second; a pair's time is the mean of its two.
-                text += f"<{pair + 0.25:.1f} seconds><|vision_start|>{'<|video_pad|>' * 4}<|vision_end|>"
-            pixels["video"].append(video_rows(part))
-            grids["video"].append(torch.tensor([len(part) // 2, 4, 4]))
+            for at in video_seconds(len(part), is_edge):
+                text += f"<{at:.1f} seconds><|vision_start|>{'<|video_pad|>' * 4}<|vision_end|>"
+            pixels["video"].append(video_rows(part, is_edge))
+            grids["video"].append(torch.tensor([len(part) // (1 if is_edge else 2), 4, 4]))
     text += "<|im_end|>\n<|im_start|>assistant\n"
     ids = torch.tensor(tokenizer(text)["input_ids"])
     kinds = (ids == model.config.image_token_id).int() + 2 * (ids == model.config.video_token_id).int()
@@ -116,17 +146,22 @@ def reference(folder: Path, parts: list[Any]) -> list[int]:
     return tokens
 
 
-def video_rows(frames: Array) -> torch.Tensor:
-    """[rows, 3 * 2 * 16 * 16] one value at a time, from the definition: rows by time, merge block, then within it."""
+def video_seconds(frames: int, is_edge: bool) -> list[float]:
+    """Edge: each frame at 24 per second. Else frames are looked at at 2 per second; a pair's time is its mean."""
+    return [frame / 24 for frame in range(frames)] if is_edge else [pair + 0.25 for pair in range(frames // 2)]
+
+
+def video_rows(frames: Array, is_edge: bool) -> torch.Tensor:
+    """[rows, 3 * span * 16 * 16] one value at a time, from the definition: rows by time, merge block, then within it;
+    in a row the channel comes first, or last (edge)."""
     scaled = frames.astype(np.float32) / 255 * 2 - 1
+    span = 1 if is_edge else 2
+    corners = [(by, bx) for by in range(0, frames.shape[1], 32) for bx in range(0, frames.shape[2], 32)]
     rows = []
-    for t in range(0, len(frames), 2):
-        for by in range(0, frames.shape[1], 32):
-            for bx in range(0, frames.shape[2], 32):
-                for y in (by, by + 16):
-                    for x in (bx, bx + 16):
-                        patch = scaled[t : t + 2, y : y + 16, x : x + 16]
-                        rows.append(patch.transpose(3, 0, 1, 2).ravel())
+    for t in range(0, len(frames), span):
+        for y, x in [(by + dy, bx + dx) for by, bx in corners for dy in (0, 16) for dx in (0, 16)]:
+            patch = scaled[t : t + span, y : y + 16, x : x + 16]
+            rows.append((patch if is_edge else patch.transpose(3, 0, 1, 2)).ravel())
     return torch.from_numpy(np.stack(rows))
 
 
