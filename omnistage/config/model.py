@@ -195,7 +195,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     max_queue: Positive = 256
-    max_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    max_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     max_running: Positive = 256
     max_body_mb: Positive = 64
     max_audio_s: Positive = 600
