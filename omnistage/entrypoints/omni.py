@@ -17,7 +17,7 @@ import numpy as np
 from omnistage.config.resolve import resolve_config
 from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.entrypoints.request_line import Line, parse_line
-from omnistage.errors import ErrorInfo, OmniError
+from omnistage.errors import ErrorCode, ErrorInfo, OmniError
 from omnistage.payload import Array, MultimodalPayload
 from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput, RequestMetrics, is_reasoning
 from omnistage.tools import MadeCall, MadeCalls
@@ -25,6 +25,8 @@ from omnistage.tools import MadeCall, MadeCalls
 Ask = str | Mapping[str, Any] | OmniRequest
 # Events that say how far an answer is, and are no part of it.
 PASSING = ("progress", "partial")
+# After which a full engine is asked again when it does not say.
+RETRY_S = 0.05
 OnOutput = Callable[[OmniRequestOutput], None]
 
 
@@ -179,7 +181,8 @@ class Omni:
         return future.result()
 
     def generate(self, requests: Ask | Iterable[Ask], on_output: OnOutput | None = None) -> list[OmniResult]:
-        """Answers in the order of the requests, which are submitted together. `on_output` sees every event."""
+        """Answers in the order of the requests, of which as many run together as the engine takes. `on_output` sees
+        every event."""
         single = isinstance(requests, (str, Mapping, OmniRequest))
         asks: list[Ask] = [requests] if single else list(requests)  # type: ignore[list-item,arg-type]
         results: list[OmniResult] = self._call(self._all(asks, on_output))
@@ -190,7 +193,17 @@ class Omni:
     ) -> list[OmniResult]:
         given = media or {}
         lines = [self._omni.line(ask, given.get(ask.id) if isinstance(ask, OmniRequest) else None) for ask in asks]
-        return list(await asyncio.gather(*(self._omni.collect(line, on_output) for line in lines)))
+        places = asyncio.Semaphore(self._omni.config.limits.max_running)
+        return list(await asyncio.gather(*(self._patiently(line, places, on_output) for line in lines)))
+
+    async def _patiently(self, line: Line, places: asyncio.Semaphore, on_output: OnOutput | None) -> OmniResult:
+        """The answer to one of many: nobody else waits, so a full engine is asked again instead of failing the line."""
+        async with places:
+            while True:
+                result = await self._omni.collect(line, on_output)
+                if result.error is None or result.error.code != ErrorCode.OVERLOADED:
+                    return result
+                await asyncio.sleep(result.error.retry_after_s or RETRY_S)
 
     def generate_lines(self, lines: list[Line], on_output: OnOutput) -> list[OmniResult]:
         """The same for parsed lines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,15 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Omno"):
         _ = omnistage.Omno
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"limits.max_running": 2, "limits.max_queue": 1}, {"limits.max_wait_s": 0.01}],
+)
+def test_many_requests_are_all_answered_however_little_the_engine_takes_at_once(limits: dict[str, Any]) -> None:
+    prompts = [f"prompt {index}" for index in range(40)]
+    with Omni("echo3", placement="inline", **limits) as omni:
+        results = omni.generate(prompts)
+    assert [result.error for result in results] == [None] * 40
+    assert [result.text for result in results] == prompts
