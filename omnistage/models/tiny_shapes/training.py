@@ -24,6 +24,7 @@ from omnistage.models.tiny_shapes.network import Painter
 _DROPPED = 0.1
 _EMA = 0.998
 _MUON_MOMENTUM = 0.95
+_LOG_EVERY = 25
 # Quintic Newton-Schulz iteration of Muon (Jordan et al., 2024).
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
@@ -114,7 +115,7 @@ class PainterTrainer:
             done = max(spent / recipe.seconds, step / recipe.steps)
             if done >= 1:
                 return step
-            if step % 100 == 0:
+            if step % _LOG_EVERY == 0:
                 log(f"step {step} loss {loss:.4f} cpu {spent / 60:.1f} min")
             loss = self.step(step, recipe.rate_at(step, done))
             step += 1
