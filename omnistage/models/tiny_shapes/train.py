@@ -1,8 +1,8 @@
 """Trains tiny-shapes and writes weights and quality: `python -m omnistage.models.tiny_shapes.train --help`.
 
-The default is two runs one after the other, 25 + 24 CPU minutes on one core, the second with its own decay. A step takes
-about a second; a trial of 3.3 minutes (201 steps) brings the loss from 1.15 to 0.11 and gets 97 % of the backgrounds and
-36 % of the colours right, but no shapes yet.
+The default is two runs one after the other, 25 + 24 CPU minutes on one core, the second with its own decay. A step
+takes about a second; a trial of 3.3 minutes (201 steps) brings the loss from 1.15 to 0.11 and gets 97 % of the
+backgrounds and 36 % of the colours right, but no shapes yet.
 """
 
 from __future__ import annotations

@@ -130,15 +130,15 @@ def _sound(seed: int) -> Any:
     return seeded(sound, seed)
 
 
-def make(kind: str, folder: Path, seed: int = 5150) -> Tiny:
-    """`kind`: "base", "edge" (relu2 backbone, native flow schedule) or "distilled"."""
+def make(kind: str, folder: Path, seed: int = 5150, **sizes: Any) -> Tiny:
+    """`kind`: "base", "edge" (relu2 backbone, native flow schedule) or "distilled". `sizes`: of a base transformer."""
     tokenizer = make_tokenizer()
     parts: dict[str, Any] = {"text_tokenizer": tokenizer, "vae": _vae(seed + 1)}
     heads = {"action_gen": True, "action_dim": 11, "num_embodiment_domains": 32}
     config: dict[str, Any] = {"enable_safety_checker": False, "default_use_system_prompt": True}
     if kind == "base":
         sound = {"sound_gen": True, "sound_dim": 5, "sound_latent_fps": 150.0}
-        parts["transformer"] = _transformer(len(tokenizer), seed + 2, **heads, **sound)
+        parts["transformer"] = _transformer(len(tokenizer), seed + 2, **heads, **sound, **sizes)
         parts["sound_tokenizer"] = _sound(seed + 3)
         parts["scheduler"] = diffusers.UniPCMultistepScheduler(
             use_karras_sigmas=True, use_flow_sigmas=True, prediction_type="flow_prediction", sigma_max=200.0,

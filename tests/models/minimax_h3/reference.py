@@ -71,9 +71,9 @@ class Reference:
         self._modules = modules
         self._processor = _Processor(modules["tokenizer"])
 
-    def run(self, seed: int, **params: Any) -> Outcome:
+    def run(self, seed: int, *, pipe: Any = None, **params: Any) -> Outcome:
         """`params` as in a request, with arrays for media and (array, rate) for sounds; one pipeline shell each."""
-        pipe = ModularPipeline.from_pretrained(self._folder)
+        pipe = pipe or ModularPipeline.from_pretrained(self._folder)
         pipe.update_components(**self._modules, processor=self._processor)
         pipe.set_progress_bar_config(disable=True)
         shifts = {"scheduler": params.pop("flow_shift", 12.0), "audio_scheduler": params.pop("audio_flow_shift", 3.0)}
