@@ -45,6 +45,32 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     sent_s: float = 0.0
 
 
+class Consumed(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk that its reader has released. `sent_s` and `came_s` are when it was produced and when it reached its
+    reader (the machine's monotonic clock), 0 for one that came too late to be read."""
+
+    key: ChunkKey
+    sent_s: float = 0.0
+    came_s: float = 0.0
+
+
+class Computed(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of work of an engine, in seconds of the machine's monotonic clock: for which requests of a step's batch
+    (empty: for all of them), in which phase."""
+
+    phase: str
+    start_s: float
+    end_s: float
+    requests: tuple[str, ...] = ()
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One step of an engine: the requests that it computed for, and when."""
+
+    batch: tuple[str, ...]
+    spans: tuple[Computed, ...] = ()
+
+
 class Extent(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of an arena that a chunk still occupies."""
 
@@ -104,10 +130,10 @@ class FromStage(msgspec.Struct, omit_defaults=True):
     """Replica to orchestrator: the outcome of one turn of its loop."""
 
     chunks: list[Chunk] = []
-    consumed: list[ChunkKey] = []
+    consumed: list[Consumed] = []
     finished: list[VisitEnd] = []
     aborted: list[Visit] = []
-    batch: list[str] = []
+    steps: list[Step] = []
     probes: list[Probe] = []
     counters: dict[str, float] = {}
     ready: StageReady | None = None

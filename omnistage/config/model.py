@@ -226,6 +226,18 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     decode_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 90.0
 
 
+class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Timelines of requests: of how many, with how many spans each (beyond that spans are folded together).
+
+    `otlp` is the URL to which they are exported as OpenTelemetry spans, "" for none.
+    """
+
+    enabled: bool = True
+    requests: Positive = 128
+    spans: Annotated[int, msgspec.Meta(ge=16)] = 1024
+    otlp: str = ""
+
+
 class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The one resolved configuration. `origins` maps dotted keys ("stages.thinker.dtype") to where values came from.
 
@@ -240,6 +252,7 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     edges: dict[str, EdgeConfig]
     limits: LimitsConfig
     media: MediaConfig = MediaConfig()
+    trace: TraceConfig = TraceConfig()
     served_name: str = ""
     cache_dir: str = ""
     origins: dict[str, str] = {}

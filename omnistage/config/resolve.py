@@ -25,6 +25,7 @@ from omnistage.config.model import (
     PipelineConfig,
     StageConfig,
     StageSpec,
+    TraceConfig,
     Variant,
 )
 from omnistage.config.model_ref import ModelRef, resolve_model
@@ -37,6 +38,7 @@ STAGE_KEYS = {field.name: field.type for field in msgspec.structs.fields(StageCo
 EDGE_KEYS = {field.name: field.type for field in msgspec.structs.fields(EdgeConfig) if field.name != "name"}
 LIMIT_KEYS = {field.name: field.type for field in msgspec.structs.fields(LimitsConfig)}
 MEDIA_KEYS = {field.name: field.type for field in msgspec.structs.fields(MediaConfig)}
+TRACE_KEYS = {field.name: field.type for field in msgspec.structs.fields(TraceConfig)}
 SAMPLING_KEYS = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 # Stage keys under other names in files, and keys that no file may set.
 _ALIASES = {"with": "co_located_with"}
@@ -44,7 +46,7 @@ _NOT_SETTABLE = frozenset({"name", "kind", "options", "sampling", "co_located_wi
 SETTABLE_STAGE_KEYS = sorted((STAGE_KEYS.keys() - _NOT_SETTABLE) | set(_ALIASES))
 TOP_KEYS = (
     "pipeline", "variant", "served_name", "cache_dir", "stages", "stage_defaults", "edges", "sampling",
-    "limits", "media", "platforms",
+    "limits", "media", "trace", "platforms",
 )  # fmt: skip
 DEFAULT_CACHE_DIR = "~/.cache/omnistage"
 PLATFORMS = ("cpu", "cuda")
@@ -155,6 +157,7 @@ class _Resolver:
         }
         self._limits: dict[str, Any] = {}
         self._media: dict[str, Any] = {}
+        self._trace: dict[str, Any] = {}
         self._top: dict[str, str] = {}
         self._origins: dict[str, str] = {}
 
@@ -179,6 +182,7 @@ class _Resolver:
             edges={name: EdgeConfig(name=name, **values) for name, values in self._edges.items()},
             limits=LimitsConfig(**self._limits),
             media=MediaConfig(**self._media),
+            trace=TraceConfig(**self._trace),
             served_name=self._top.get("served_name", self._reference.served_name),
             cache_dir=os.path.expanduser(self._top.get("cache_dir", DEFAULT_CACHE_DIR)),
             origins=self._with_defaults(),
@@ -206,6 +210,7 @@ class _Resolver:
             origins |= {f"edges.{name}.{key}": "default" for key in EDGE_KEYS}
         origins |= {f"limits.{key}": "default" for key in LIMIT_KEYS}
         origins |= {f"media.{key}": "default" for key in MEDIA_KEYS}
+        origins |= {f"trace.{key}": "default" for key in TRACE_KEYS}
         return origins | self._origins
 
     # -- one entry
@@ -220,7 +225,7 @@ class _Resolver:
             self._top[section] = str(entry.value)
             self._origins[section] = entry.origin
             return
-        depth = 2 if section in ("stage_defaults", "limits", "media") else 3
+        depth = 2 if section in ("stage_defaults", "limits", "media", "trace") else 3
         if len(entry.path) < depth:
             if entry.value in ({}, None):
                 return
@@ -244,6 +249,8 @@ class _Resolver:
             self._set_sampling(entry)
         elif section == "media":
             self._set(self._media, entry.path[1], MEDIA_KEYS, entry)
+        elif section == "trace":
+            self._set(self._trace, entry.path[1], TRACE_KEYS, entry)
         else:
             self._set(self._limits, entry.path[1], LIMIT_KEYS, entry)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -20,6 +21,7 @@ from omnistage.engine.orchestrator import Orchestrator
 from omnistage.engine.poison import fingerprint
 from omnistage.engine.record import ClientEvent, RequestRecord, Timing
 from omnistage.engine.text_demands import check_text_demands, with_read_messages
+from omnistage.engine.timeline import Timelines
 from omnistage.engine.work import Ask, WorkModel
 from omnistage.errors import ErrorCode, IntegrityError, OmniError, RequestError
 from omnistage.payload import MultimodalPayload
@@ -119,6 +121,7 @@ class AsyncOmniEngine:
             self._orchestrator.abort(record.id)
             self._orchestrator.drop_events(record)
             answered = record.error is None and record.metrics.keys() >= set(record.plan.stages)
+            self.timelines.end(record.timeline)
             self._admission.leave(ticket, record.metrics if answered else {})
 
     async def _admit(self, request: OmniRequest, media: dict[str, MultimodalPayload]) -> tuple[RequestRecord, Ticket]:
@@ -126,7 +129,7 @@ class AsyncOmniEngine:
             raise RequestError("the server is starting", code=ErrorCode.UNAVAILABLE, retry_after_s=1.0)
         if self._draining:
             raise RequestError("the server is shutting down", code=ErrorCode.UNAVAILABLE, retry_after_s=1.0)
-        arrived = asyncio.get_running_loop().time()
+        arrived, arrived_s = asyncio.get_running_loop().time(), time.monotonic()
         if request.task not in self._pipeline.tasks:
             known = ", ".join(self._pipeline.tasks)
             raise RequestError(f"{self._pipeline.name} has no task {request.task!r}; it has {known}", param="task")
@@ -150,6 +153,7 @@ class AsyncOmniEngine:
                 seed=request.seed if request.seed is not None else secrets.randbits(SEED_BITS),
                 timing=Timing(admitted=arrived),
             )
+                timeline=self.timelines.begin(request, arrived_s),
             self._orchestrator.begin(record)
         except BaseException:
             self._admission.leave(ticket, {})
@@ -185,6 +189,8 @@ class AsyncOmniEngine:
             record.timing.ended = asyncio.get_running_loop().time()
             metrics = self._metrics.request_metrics(record)
             if event.output.error is None:
+            if record.timeline is not None:
+                record.timeline.metrics, record.timeline.finish_reason = metrics, event.output.finish_reason
                 self._metrics.observe_request(record.request.task, metrics)
             return msgspec.structs.replace(event.output, metrics=metrics)
         seqs[event.source] += 1

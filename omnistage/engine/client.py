@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from omnistage.config.model import OmniConfig, PipelineConfig
+from omnistage.engine.timeline import Timelines
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest, OmniRequestOutput
 
@@ -41,6 +42,9 @@ class EngineClient(Protocol):
 
     @property
     def pipeline(self) -> PipelineConfig: ...
+
+    @property
+    def timelines(self) -> Timelines: ...
 
     def generate(
         self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None

@@ -14,7 +14,7 @@ from omnistage.config.model import CLIENT, EdgeSpec, OmniConfig, PipelineConfig,
 from omnistage.engine.delivery import client_output, without_sent
 from omnistage.engine.metrics import EngineMetrics
 from omnistage.engine.poison import PoisonBook, Quarantine
-from omnistage.engine.record import ClientEvent, Outstanding, RequestRecord, StageVisit, active_edges
+from omnistage.engine.record import ClientEvent, Outstanding, RequestRecord, StageVisit, active_edges, take_down
 from omnistage.engine.router import Router
 from omnistage.engine.text_demands import tools_of
 from omnistage.engine.watch import HandoffWatch
@@ -149,6 +149,8 @@ class Orchestrator:
     def _activate(self, record: RequestRecord, stage: str, visit: StageVisit) -> None:
         replica = self.runtime.replicas[visit.replica]
         visit.state = "active"
+        if record.timeline is not None:
+            record.timeline.enter(stage)
         replica.load += 1
         replica.outbox().adds.append(
             StageRequest(
@@ -164,9 +166,8 @@ class Orchestrator:
                 tools=tools_of(record.request),
             )
         )
-        waiting, visit.waiting = visit.waiting, []
-        for chunk in waiting:
-            replica.outbox().chunks.append(chunk)
+        replica.outbox().chunks.extend(visit.waiting)
+        visit.waiting = []
 
     def _route(self, record: RequestRecord, producer: ReplicaId, chunk: Chunk) -> None:
         """Hands a chunk to everyone who reads its port in this request."""
@@ -229,18 +230,15 @@ class Orchestrator:
         if kept is None:
             self._consumed(CLIENT_REPLICA, chunk.key)
             return
-        record.push(ClientEvent(kept, chunk.key, edge.source, record.epoch))
+        record.push(ClientEvent(kept, chunk.key, edge.source, record.epoch, chunk.sent_s))
 
     # -- messages of replicas (RuntimeListener)
 
     def on_message(self, replica: Replica, message: FromStage) -> None:
         now = self._now()
-        for key in message.consumed:
-            self._consumed(replica.id, key)
-        for request_id in message.batch:
-            record = self._records.get(request_id)
-            if record is not None:
-                record.progress = now
+        take_down(self._records, replica.id.stage, message, now)
+        for taken in message.consumed:
+            self._consumed(replica.id, taken.key)
         for chunk in message.chunks:
             self._on_chunk(replica, chunk, now)
         for end in message.finished:
@@ -426,6 +424,8 @@ class Orchestrator:
         self._metrics.observe_delivery(record, event.output, self._now())
         if event.key is None:
             return
+        if record.timeline is not None:
+            record.timeline.delivered(event.source, event.key.seq, event.sent_s)
         if record.request.stream:
             self._note_sent(record, event)
         self._consumed(CLIENT_REPLICA, event.key)

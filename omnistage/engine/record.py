@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from omnistage.config.model import CLIENT, EdgeSpec, RequestPlan
+from omnistage.engine.timeline import Timeline
 from omnistage.errors import ErrorInfo
-from omnistage.messages import Chunk, ChunkKey
+from omnistage.messages import Chunk, ChunkKey, FromStage, Step
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput, StageMetrics
 from omnistage.runtime.plan import ReplicaId
@@ -61,12 +64,13 @@ class Sent:
 
 @dataclass
 class ClientEvent:
-    """An output on its way to the client; `key` is the chunk to acknowledge once it is taken."""
+    """An output on its way to the client; `key` is the chunk to acknowledge once it is taken, produced at `sent_s`."""
 
     output: OmniRequestOutput
     key: ChunkKey | None = None
     source: str = ""
     epoch: int = 0
+    sent_s: float = 0.0
 
 
 @dataclass
@@ -103,6 +107,7 @@ class RequestRecord:
     edges: tuple[EdgeSpec, ...]
     seed: int
     timing: Timing
+    timeline: Timeline | None = None
     epoch: int = 0
     ending: bool = False
     visits: dict[str, StageVisit] = field(default_factory=dict)
@@ -159,3 +164,30 @@ class RequestRecord:
         for _ in self.plan.stages:
             reached |= {edge.target_stage for edge in self.edges if edge.source_stage in reached}
         return reached
+
+
+def take_down(records: Mapping[str, RequestRecord], stage: str, message: FromStage, now: float) -> None:
+    """What a stage tells of steps, arrivals and ends: progress of live requests (`now`, the loop's clock), and what
+    belongs on their timelines."""
+    for step in message.steps:
+        for request_id in step.batch:
+            if request_id in records:
+                records[request_id].progress = now
+        _take_down_step(records, stage, step)
+    for taken in message.consumed:
+        record = records.get(taken.key.request_id) if taken.came_s else None
+        if record is not None and record.timeline is not None:
+            log = record.timeline.log
+            log.add("handoff", stage, taken.key.source, taken.sent_s, taken.came_s, taken.key.seq)
+    for end in message.finished:
+        record = records.get(end.request_id)
+        if record is not None and record.timeline is not None:
+            record.timeline.leave(stage, time.monotonic())
+
+
+def _take_down_step(records: Mapping[str, RequestRecord], stage: str, step: Step) -> None:
+    for span in step.spans:
+        for request_id in span.requests or step.batch:
+            record = records.get(request_id)
+            if record is not None and record.timeline is not None:
+                record.timeline.log.add("compute", stage, span.phase, span.start_s, span.end_s)

@@ -23,10 +23,12 @@ from omnistage.faults import Faults
 from omnistage.messages import (
     Chunk,
     ChunkKey,
+    Consumed,
     FrameBuffer,
     FromStage,
     Probe,
     StageReady,
+    Step,
     ToStage,
     Visit,
     VisitEnd,
@@ -235,26 +237,27 @@ class StageLoop:
         for _ in range({"drop": 0, "duplicate": 2}.get(action or "", 1)):
             state = self._visits.get(key.request_id)
             if state is None or state.epoch != key.epoch:
-                self._out.consumed.append(key)
+                self._out.consumed.append(Consumed(key))
                 continue
             self._feed(chunk, state)
 
     def _feed(self, chunk: Chunk, state: VisitState) -> None:
         key, expected = chunk.key, state.received[chunk.port]
         if key.seq != expected:
-            self._out.consumed.append(key)
+            self._out.consumed.append(Consumed(key))
             text = f"chunk {key.seq} of {key.source} came where {expected} was due"
             self._fail(key.request_id, ErrorInfo(ErrorCode.HANDOFF, text, stage=self._stage, edge=key.source))
             return
         state.received[chunk.port] += 1
-        took_s = time.monotonic() - chunk.sent_s
-        state.handoff_s += took_s
-        self._handoffs.append(took_s)
+        came_s = time.monotonic()
+        state.handoff_s += came_s - chunk.sent_s
+        self._handoffs.append(came_s - chunk.sent_s)
+        taken = Consumed(key, chunk.sent_s, came_s)
 
         def feed() -> None:
             self._faults.hit("before_feed", key.request_id)
             self._faults.hit("before_load", key.request_id)
-            payload = self._hub.load(chunk, lambda: self._out.consumed.append(key))
+            payload = self._hub.load(chunk, lambda: self._out.consumed.append(taken))
             self._faults.hit("after_load", key.request_id)
             self._engine.feed(
                 InputChunk(request_id=key.request_id, port=chunk.port, seq=key.seq, final=chunk.final, payload=payload)
@@ -322,7 +325,8 @@ class StageLoop:
         self._out.finished.append(end)
 
     def _collect(self, output: StepOutput) -> None:
-        self._out.batch.extend(output.batch)
+        if output.batch:
+            self._out.steps.append(Step(output.batch, tuple(output.spans)))
         for emission in output.emissions:
             self._emit(emission)
         for finished in output.finished:

@@ -11,10 +11,11 @@ from typing import Protocol
 import msgspec
 
 from omnistage.errors import ErrorInfo
+from omnistage.messages import Computed
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, StageMetrics, StageRequest
 
-__all__ = ["Emission", "Finished", "InputChunk", "StageEngine", "StageRequest", "StepOutput"]
+__all__ = ["Computed", "Emission", "Finished", "InputChunk", "StageEngine", "StageRequest", "StepOutput"]
 
 
 class InputChunk(msgspec.Struct, kw_only=True):
@@ -55,13 +56,15 @@ class Finished(msgspec.Struct, kw_only=True):
 class StepOutput(msgspec.Struct, kw_only=True):
     """What one `step()` produced; `batch` lists the requests that the step computed for.
 
-    `rows` says how much of the step each of them was (rows, tokens); empty when all had an equal part.
+    `rows` says how much of the step each of them was (rows, tokens); empty when all had an equal part. `spans` says
+    when it computed what.
     """
 
     emissions: list[Emission] = []
     finished: list[Finished] = []
     batch: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
+    spans: list[Computed] = []
 
 
 class StageEngine(Protocol):

@@ -8,6 +8,7 @@ import msgspec
 
 from omnistage.config.model import OmniConfig, PipelineConfig
 from omnistage.engine.client import EngineClient, Health
+from omnistage.engine.timeline import Timelines
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest, OmniRequestOutput
 
@@ -26,6 +27,10 @@ class OwnedEngine:
     @property
     def pipeline(self) -> PipelineConfig:
         return self._engine.pipeline
+
+    @property
+    def timelines(self) -> Timelines:
+        return self._engine.timelines
 
     def generate(
         self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None

@@ -15,7 +15,7 @@ from omnistage.stages.ar.block_pool import BlockPool
 from omnistage.stages.ar.model import ARBackend, Emitted, Event, Output, Prompt, Sampled, Sequence, Work
 from omnistage.stages.ar.scheduler import Scheduler
 from omnistage.stages.ar.sequence import Status
-from omnistage.stages.base import Emission, Finished, InputChunk, StageRequest, StepOutput
+from omnistage.stages.base import Computed, Emission, Finished, InputChunk, StageRequest, StepOutput
 
 S = TypeVar("S")
 
@@ -124,6 +124,7 @@ class AREngine(Generic[S]):
             self.scheduler.stepped(works)
             for work, sampled in zip(works, results, strict=True):
                 self._commit(work, sampled, started, elapsed)
+            self._out.spans += _spans(works, started, self._clock())
         out, self._out = self._out, StepOutput()
         out.batch = tuple([work.seq.request_id for work in works])
         out.rows = tuple([work.stop - work.start for work in works])
@@ -275,3 +276,12 @@ class AREngine(Generic[S]):
         del self._sequences[seq.request_id]
         del self._open_ports[seq.request_id]
         self._backend.close(seq)
+
+
+def _spans(works: list[Work[S]], start_s: float, end_s: float) -> list[Computed]:
+    """A step as its requests see it: those that read their prompt in it, those that wrote a token."""
+    reading = tuple([work.seq.request_id for work in works if not work.is_decode])
+    if len(reading) in (0, len(works)):
+        return [Computed("prefill" if reading else "decode", start_s, end_s)]
+    writing = tuple([work.seq.request_id for work in works if work.is_decode])
+    return [Computed("prefill", start_s, end_s, reading), Computed("decode", start_s, end_s, writing)]

@@ -17,16 +17,19 @@ S = TypeVar("S")
 
 
 class DecodeResult(NamedTuple, Generic[S]):
-    """What one call produced for one request, and its share of the thread's time (the whole call, in seconds)."""
+    """What one call produced for one request, when (the clock's seconds), and its share of the thread's time (the
+    whole call, in seconds)."""
 
     entry: Entry[S]
     produced: list[Produced]
+    start_s: float
     seconds: float
     is_preview: bool
 
 
 class _Timed(NamedTuple):
     produced: list[list[Produced]]
+    start_s: float
     seconds: float
 
 
@@ -109,7 +112,8 @@ class DecodeQueue(Generic[S]):
         timed = call.future.result()
         self._end_call(call)
         pairs = zip(call.entries, timed.produced, strict=True)
-        return [DecodeResult(e, made, timed.seconds, call.is_preview) for e, made in pairs if not e.closed]
+        times = (timed.start_s, timed.seconds)
+        return [DecodeResult(e, made, *times, call.is_preview) for e, made in pairs if not e.closed]
 
     def submit(self, only: frozenset[str] | None = None) -> None:
         """Starts the next call if none runs: finished requests first, then previews."""
@@ -147,7 +151,7 @@ class DecodeQueue(Generic[S]):
     def _run(self, work: Callable[[], list[list[Produced]]]) -> _Timed:
         start = self._clock()
         produced = work()
-        return _Timed(produced, self._clock() - start)
+        return _Timed(produced, start, self._clock() - start)
 
     def _end_call(self, call: _Call[S]) -> None:
         self._call = None

@@ -18,7 +18,7 @@ from omnistage.errors import ConfigError, IntegrityError, RequestError, StageErr
 from omnistage.faults import Faults
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, StageMetrics
-from omnistage.stages.base import Emission, Finished, InputChunk, StageRequest, StepOutput
+from omnistage.stages.base import Computed, Emission, Finished, InputChunk, StageRequest, StepOutput
 from omnistage.stages.diffusion.decoding import DecodeQueue, DecodeResult
 from omnistage.stages.diffusion.entry import Entry, Phase
 from omnistage.stages.diffusion.model import PARTIAL_PORT, PROGRESS_PORT, Capabilities, DiffusionModel
@@ -161,30 +161,33 @@ class DiffusionEngine(Generic[S]):
     # -- one tick
 
     def _advance(self, batch: list[Entry[S]], output: StepOutput) -> None:
-        self._encode([entry for entry in batch if entry.phase is Phase.ENCODE])
+        self._encode([entry for entry in batch if entry.phase is Phase.ENCODE], output)
         for entry in batch:
             if entry.phase is Phase.PREPARE and self._model.ready(entry.state):
-                self._prepare(entry)
+                self._prepare(entry, output)
         self._denoise(self._within_rows([entry for entry in batch if entry.phase is Phase.DENOISE]), output)
         for entry in batch:
             self._refresh(entry)
 
-    def _encode(self, entries: list[Entry[S]]) -> None:
+    def _encode(self, entries: list[Entry[S]], output: StepOutput) -> None:
         if not entries:
             return
         start = self._clock()
         self._faults.hit("before_encode")
         self._model.encode([entry.state for entry in entries])
         seconds = self._clock() - start
+        output.spans.append(_computed(Phase.ENCODE.value, start, seconds, entries))
         for entry in entries:
             entry.queue_s = start - (entry.ready_at if entry.ready_at is not None else start)
             entry.phase = Phase.PREPARE
             self._spent(entry, "encode_s", seconds)
 
-    def _prepare(self, entry: Entry[S]) -> None:
+    def _prepare(self, entry: Entry[S], output: StepOutput) -> None:
         start = self._clock()
         self._model.prepare(entry.state)
-        self._spent(entry, "prepare_s", self._clock() - start)
+        seconds = self._clock() - start
+        output.spans.append(_computed(Phase.PREPARE.value, start, seconds, [entry]))
+        self._spent(entry, "prepare_s", seconds)
         entry.steps = self._model.remaining(entry.state)
         entry.phase = Phase.DENOISE
         self._scheduler.resize(entry.id, rows=self._model.rows(entry.state), steps=max(1, entry.steps))
@@ -210,6 +213,7 @@ class DiffusionEngine(Generic[S]):
         self._model.denoise([entry.state for entry in entries])
         self._faults.hit("after_denoise")
         seconds = self._clock() - start
+        output.spans.append(_computed(Phase.DENOISE.value, start, seconds, entries))
         self._scheduler.curve.observe(rows, seconds)
         self._scheduler.served([entry.id for entry in entries])
         for name, count in (("ticks", 1), ("transformer_calls", 1), ("batch_rows", rows)):
@@ -253,6 +257,8 @@ class DiffusionEngine(Generic[S]):
         entry = result.entry
         self._faults.hit("after_picture")
         self._spent(entry, "decode_s", result.seconds)
+        phase = "preview" if result.is_preview else Phase.DECODE.value
+        output.spans.append(_computed(phase, result.start_s, result.seconds, [entry]))
         output.emissions += [_emission(entry, chunk.port, chunk.payload, chunk.final) for chunk in result.produced]
         if result.is_preview or not self._model.done(entry.state):
             return
@@ -312,3 +318,7 @@ def _emission(entry: Entry[S], port: str, payload: MultimodalPayload, final: boo
     if final:
         entry.open_ports.discard(port)
     return Emission(request_id=entry.id, port=port, payload=payload, final=final)
+
+
+def _computed(phase: str, start_s: float, seconds: float, entries: list[Entry[S]]) -> Computed:
+    return Computed(phase, start_s, start_s + seconds, tuple([entry.id for entry in entries]))

@@ -19,7 +19,7 @@ from omnistage.config.model import StageConfig
 from omnistage.errors import IntegrityError, StageError
 from omnistage.faults import Faults
 from omnistage.request import FinishReason, StageMetrics
-from omnistage.stages.base import Emission, Finished, InputChunk, StageRequest, StepOutput
+from omnistage.stages.base import Computed, Emission, Finished, InputChunk, StageRequest, StepOutput
 from omnistage.stages.generation.model import GenerationModel, Produced
 
 S = TypeVar("S")
@@ -134,7 +134,8 @@ class GenerationEngine(Generic[S]):
             self._account(entry, chunks, start, seconds)
             emissions += [_emission(entry.request.request_id, chunk) for chunk in chunks]
             finished += self._finish(entry)
-        return StepOutput(emissions=emissions, finished=finished, batch=batch)
+        spans = [Computed("run", start, start + seconds)]
+        return StepOutput(emissions=emissions, finished=finished, batch=batch, spans=spans)
 
     def request_ids(self) -> frozenset[str]:
         return frozenset(self._entries)

@@ -15,9 +15,11 @@ from omnistage.config.model import (
     RequestPlan,
     StageConfig,
     StageSpec,
+    TraceConfig,
     Variant,
 )
 from omnistage.engine.client import Health, ReplicaHealth
+from omnistage.engine.timeline import Timelines
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput, RequestMetrics, StageMetrics
 
@@ -120,6 +122,7 @@ class FakeEngine:
         self.script = script
         self.config = fake_config(**limits)
         self.pipeline = PIPELINE
+        self.timelines = Timelines(TraceConfig())
         self.requests: list[OmniRequest] = []
         self.media: list[Media] = []
         self.live: set[str] = set()
