@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from omnistage.config.model import LimitsConfig
@@ -68,9 +68,19 @@ class Pace:
 
 
 class Admission:
-    """Who is in, who waits, who was sent away until when. `clock` gives seconds."""
+    """Who is in, who waits, who was sent away until when.
 
-    def __init__(self, limits: LimitsConfig, model: WorkModel, clock: Callable[[], float]) -> None:
+    `clock` gives seconds, `progress` the seconds that each stage has worked already on those that are in.
+    """
+
+    def __init__(
+        self,
+        limits: LimitsConfig,
+        model: WorkModel,
+        clock: Callable[[], float],
+        progress: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._progress = progress
         self._limits = limits
         self._model = model
         self._clock = clock
@@ -92,7 +102,12 @@ class Admission:
 
     def backlog_s(self) -> float:
         """Predicted seconds until all that is in is done."""
-        return max(self._model.per_stage(self._load).values(), default=0.0) / self._pace.rate
+        return max(self._left().values()) / self._pace.rate
+
+    def _left(self) -> dict[str, float]:
+        """Predicted seconds until each stage has done all that is in."""
+        done = self._progress()
+        return {stage: max(0.0, s - done.get(stage, 0.0)) for stage, s in self._model.per_stage(self._load).items()}
 
     async def enter(self, ask: Ask, priority: int, key: Callable[[], bytes]) -> Ticket:
         """Takes a slot, waiting for one if need be. `key` gives what the request asks, as bytes.
@@ -103,7 +118,7 @@ class Admission:
         booking = self.bookings.due(key(), now) if len(self.bookings) else None
         wait_s = self._refused_for(ask, priority, booking, now)
         if wait_s is not None:
-            self._book(ask, key(), booking, wait_s)
+            self._book(ask, priority, key(), booking, wait_s)
         if booking is not None:
             self.bookings.take(booking)
         ticket = Ticket(ask, priority, next(self._order), now + self._limits.max_wait_s)
@@ -116,13 +131,13 @@ class Admission:
         await self._slot(ticket)
         return ticket
 
-    def _book(self, ask: Ask, key: bytes, booking: Booking | None, wait_s: float) -> None:
+    def _book(self, ask: Ask, priority: int, key: bytes, booking: Booking | None, wait_s: float) -> None:
         """Sends a request away. Raises RequestError."""
         now = self._clock()
         if booking is not None:
             self.bookings.move(booking, now, wait_s)
         else:
-            self.bookings.expect(key, ask, now, wait_s)
+            self.bookings.expect(key, ask, priority, now, wait_s)
         text = f"{self._running} requests run and {self.waiting} wait: {self.backlog_s():.1f} s of work"
         raise RequestError(text, code=ErrorCode.OVERLOADED, retry_after_s=wait_s)
 
@@ -130,23 +145,26 @@ class Admission:
         """None for a request that is let in, else the seconds after which there will be room."""
         share = self._limits.max_wait_s * SHARES[0 if priority > 0 else 1 if priority == 0 else 2]
         planned = share * (1 - KEPT_SHARE)
-        inside = self._wait_s(ask, self._load)
+        inside = self._busiest_of(ask, self._left())
         full = self.waiting >= self._limits.max_queue
         keeps = self._keeps_promises(ask, priority, now)
-        before = self.bookings.load if booking is None else self.bookings.overdue
-        expected = self.bookings.taken_share * self._wait_s(ask, before)
-        fits = inside + expected <= planned if booking is None else inside <= share
+        before = self.bookings.before_new(priority) if booking is None else self.bookings.before(booking)
+        expected = self.bookings.taken_share * sum(self._wait_s(ask, load) for load in before)
+        fits = inside + expected <= (planned if booking is None else share)
         if not full and keeps and (fits or inside <= IDLE_SHARE * planned):
             return None
         crowd = 0.0
         if full or not keeps:  # a place is free when one of those that are in has left
-            each = (inside + expected) / max(1, len(self._tickets) + len(before))
-            crowd = each * (1 + self.bookings.taken_share * len(before))
+            booked = sum(len(load) for load in before)
+            each = (inside + expected) / max(1, len(self._tickets) + booked)
+            crowd = each * (1 + self.bookings.taken_share * booked)
         return max(SHORTEST_WAIT_S, inside + expected - planned, crowd)
 
     def _wait_s(self, ask: Ask, load: Load) -> float:
         """Seconds until the busiest of the request's stages has done a load."""
-        per_stage = self._model.per_stage(load)
+        return self._busiest_of(ask, self._model.per_stage(load))
+
+    def _busiest_of(self, ask: Ask, per_stage: Mapping[str, float]) -> float:
         return max((per_stage[stage] for stage in ask.stages), default=0.0) / self._pace.rate
 
     def _keeps_promises(self, ask: Ask, priority: int, now: float) -> bool:
@@ -194,5 +212,4 @@ class Admission:
 
     def _busiest(self) -> tuple[str, float]:
         """The stage with most to do, and its predicted seconds."""
-        per_stage: Iterable[tuple[str, float]] = self._model.per_stage(self._load).items()
-        return max(per_stage, key=lambda item: item[1])
+        return max(self._left().items(), key=lambda item: item[1])

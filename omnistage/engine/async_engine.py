@@ -40,7 +40,8 @@ class AsyncOmniEngine:
         self._config = config
         self._pipeline = load_pipeline(config.pipeline)
         self._metrics = EngineMetrics()
-        self._admission = Admission(config.limits, WorkModel(config), _now)
+        self.timelines = Timelines(config.trace)
+        self._admission = Admission(config.limits, WorkModel(config), _now, self._progress)
         self._orchestrator = Orchestrator(config, self._pipeline, self._metrics)
         self._runtime: StageRuntime | None = None
         self._maintenance: Maintenance | None = None
@@ -120,8 +121,8 @@ class AsyncOmniEngine:
         finally:
             self._orchestrator.abort(record.id)
             self._orchestrator.drop_events(record)
-            answered = record.error is None and record.metrics.keys() >= set(record.plan.stages)
             self.timelines.end(record.timeline)
+            answered = record.error is None and record.metrics.keys() >= set(record.plan.stages)
             self._admission.leave(ticket, record.metrics if answered else {})
 
     async def _admit(self, request: OmniRequest, media: dict[str, MultimodalPayload]) -> tuple[RequestRecord, Ticket]:
@@ -152,8 +153,8 @@ class AsyncOmniEngine:
                 edges=self._orchestrator.active_edges(plan, request.progress),
                 seed=request.seed if request.seed is not None else secrets.randbits(SEED_BITS),
                 timing=Timing(admitted=arrived),
-            )
                 timeline=self.timelines.begin(request, arrived_s),
+            )
             self._orchestrator.begin(record)
         except BaseException:
             self._admission.leave(ticket, {})
@@ -188,9 +189,9 @@ class AsyncOmniEngine:
         if event.output.finished:
             record.timing.ended = asyncio.get_running_loop().time()
             metrics = self._metrics.request_metrics(record)
-            if event.output.error is None:
             if record.timeline is not None:
                 record.timeline.metrics, record.timeline.finish_reason = metrics, event.output.finish_reason
+            if event.output.error is None:
                 self._metrics.observe_request(record.request.task, metrics)
             return msgspec.structs.replace(event.output, metrics=metrics)
         seqs[event.source] += 1
@@ -220,6 +221,16 @@ class AsyncOmniEngine:
         self._draining = draining
 
     # -- state
+
+    def _progress(self) -> dict[str, float]:
+        """Seconds that each stage, all its replicas together, has worked on the requests that are in."""
+        done: dict[str, float] = defaultdict(float)
+        for replica in self.runtime.replicas.values():
+            done[replica.id.stage] += replica.counters.get("open_work_s", 0.0)
+        for record in self._orchestrator.records.values():
+            for stage, metrics in record.metrics.items():
+                done[stage] += metrics.work_s
+        return {stage: seconds / self._config.stages[stage].replicas for stage, seconds in done.items()}
 
     def gauges(self) -> dict[str, float]:
         return {

@@ -51,7 +51,7 @@ class HandoffWatch:
         active = {stage: visit for stage, visit in record.visits.items() if visit.state == "active"}
         if not active:  # parked until a stage is back; the request's own deadline bounds that
             record.progress = _now()
-        if _now() - record.progress < self._deadline(record):
+        if record.progress + self._deadline(record) > _now():
             record.probed = False
             self.follow(record)
             return

@@ -2,7 +2,7 @@
 
 A stage's work is linear in what is asked of it: seconds = a + b * characters of input + c * bound on output tokens +
 d * steps * pixels * frames + e * bytes of media. The factors are learnt per stage and task by recursive least squares
-with forgetting (Ljung, System Identification, 1999, section 11.2), kept non-negative.
+with forgetting (Ljung, System Identification, 1999, section 11.2).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FIRST_GUESS_S = 0.1
 # Units of the features, so that their factors are of like size: characters, tokens, pixel-steps, bytes.
 _UNITS = np.array([1.0, 1e3, 1e2, 1e6, 1e6])
 _FORGET = 0.995
-_UNCERTAINTY = 100.0
-_MAX_UNCERTAINTY = 1e4
+# Variances of the first factors, in those of what is observed: the constant is a guess, of the others nothing is known.
+_UNCERTAINTY = np.diag([1e2, 1e8, 1e8, 1e8, 1e8])
 
 # Parameters whose product is the work of drawing, whatever a model calls them.
 _DRAWN = ("num_inference_steps", "steps", "width", "height", "num_frames", "frames")
@@ -118,15 +118,15 @@ class _Law:
         size = len(_UNITS)
         self.factors: Vector = np.zeros(size)
         self.factors[0] = FIRST_GUESS_S
-        self._uncertainty = np.eye(size) * _UNCERTAINTY
+        self._uncertainty = _UNCERTAINTY
 
     def learn(self, features: Vector, seconds: float) -> None:
         spread = self._uncertainty @ features
         gain = spread / (_FORGET + features @ spread)
-        self.factors = np.maximum(self.factors + gain * (seconds - features @ self.factors), 0.0)
+        self.factors = self.factors + gain * (seconds - features @ self.factors)
         shrunk = self._uncertainty - np.outer(gain, spread)
         grown = shrunk / _FORGET
-        self._uncertainty = grown if np.trace(grown) < _MAX_UNCERTAINTY else shrunk
+        self._uncertainty = grown if np.trace(grown) < np.trace(_UNCERTAINTY) else shrunk
 
 
 class WorkModel:
@@ -148,7 +148,7 @@ class WorkModel:
         for kind, features in load.items():
             law = self._laws.get(kind)
             work = float(law.factors @ features) if law is not None else FIRST_GUESS_S * float(features[0])
-            seconds[kind[0]] += work / self._replicas[kind[0]]
+            seconds[kind[0]] += max(0.0, work) / self._replicas[kind[0]]
         return seconds
 
     def done(self, stage: str, costs: Mapping[str, StageMetrics]) -> float:

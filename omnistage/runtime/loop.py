@@ -154,7 +154,7 @@ class StageLoop:
     @property
     def pending(self) -> bool:
         """True when another turn would step or send something, whether or not a message comes."""
-        return self._engine.has_work() or self._out != _NOTHING
+        return self._engine.has_work() or self._out != _NOTHING or (self._moved and not self._visits)
 
     def turn(self, *, block: bool = True) -> None:
         """Sends what the last turn brought, takes messages (waiting for one if there is nothing to do and `block`),
@@ -379,13 +379,14 @@ class StageLoop:
     def _report_counters(self, now: float) -> None:
         counters = self._engine.counters() | self._hub.counters() | {"visits": float(len(self._visits))}
         counters |= _percentiles(self._handoffs)
+        counters["open_work_s"] = sum(state.work_s for state in self._visits.values())
         self._moved, self._counters_at = False, now
         if counters != self._counters:
             self._counters = counters
             self._out.counters = counters
 
     def _flush(self, *, idle: bool) -> None:
-        now = time.monotonic()
+        now = self._clock()
         out = self._out
         something = out != _NOTHING
         elapsed = now - self._counters_at > COUNTERS_INTERVAL_S
