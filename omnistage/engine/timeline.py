@@ -163,9 +163,11 @@ class Timeline:
         """All spans in order of their start, those included that follow from the others: queueing, waiting, front."""
         now = time.monotonic()
         measured = self.log.spans()
+        until = self.ended_s if self.ended_s is not None else now
         spans = [*measured, _span("queue", SERVER, "admission", self.arrived_s, self.admitted_s)]
         for visit in self.visits:
-            spans += _waits(visit, measured, self.ended_s if self.ended_s is not None else now)
+            spans += _waits(visit, measured, until)
+        spans += self._around_visits(until)
         if self.front is not None:
             spans += self.front.log.spans()
             spans.append(_span("front", SERVER, "prepare", self.front.arrived, self.arrived_s))
@@ -173,6 +175,14 @@ class Timeline:
                 end_s = self.end_s
                 spans.append(_span("front", SERVER, "answer", self.ended_s, end_s if end_s is not None else now))
         return sorted(spans, key=lambda span: (span.start_s, span.end_s))
+
+    def _around_visits(self, until_s: float) -> list[Span]:
+        """From admission until the first stage has the request ("dispatch"), and from the last stage's end until the
+        client has all of the answer ("collect")."""
+        first = min((visit.start_s for visit in self.visits), default=until_s)
+        last = max((visit.end_s if visit.end_s is not None else until_s for visit in self.visits), default=until_s)
+        around = [_span("queue", SERVER, "dispatch", self.admitted_s, first)]
+        return [*around, _span("wait", SERVER, "collect", last, until_s)] if last < until_s else around
 
 
 def _span(kind: Kind, lane: str, name: str, start_s: float, end_s: float) -> Span:

@@ -53,6 +53,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8000, help="port; 0 lets the OS choose (default: %(default)s)")
     parser.add_argument("--quiet", action="store_true", help="print nothing but the address")
+    parser.add_argument("--trace", metavar="FILE", default=None, help="write a Chrome trace of all requests (Perfetto)")
     parser.add_argument("--api-keys", metavar="FILE", default=None, help="key file: nothing is served without a key")
 
 

@@ -19,6 +19,7 @@ from omnistage.entrypoints.http.access import KeyRing, read_keys
 from omnistage.entrypoints.http.app import create_app
 from omnistage.entrypoints.http.server import HttpServer, listen
 from omnistage.entrypoints.http.state import HttpOptions
+from omnistage.entrypoints.trace.sinks import SinkThread, TraceFile, TraceSink
 from omnistage.errors import ConfigError
 
 EXIT_FORCED = 130
@@ -36,12 +37,30 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--port {arguments.port}: cannot listen on {arguments.host}: {reason}; choose another or 0", param="port"
         ) from None
-    return uvloop.run(_serve(config, listener, keys, quiet=arguments.quiet))
+    sinks = _sinks(config, arguments.trace)
+    return uvloop.run(_serve(config, listener, keys, sinks, quiet=arguments.quiet))
 
 
-async def _serve(config: OmniConfig, listener: socket.socket, keys: KeyRing | None, *, quiet: bool) -> int:
+def _sinks(config: OmniConfig, trace_file: str | None) -> list[TraceSink]:
+    """Where timelines go. Raises ConfigError."""
+    sinks: list[TraceSink] = [TraceFile(Path(trace_file))] if trace_file is not None else []
+    if config.trace.otlp:
+        try:
+            from omnistage.entrypoints.trace.otel import otlp_sink
+        except ImportError:
+            raise ConfigError("trace.otlp: install omnistage[otel] first", param="trace.otlp") from None
+        sinks.append(otlp_sink(config.trace.otlp, config.served_name))
+    if sinks and not config.trace.enabled:
+        raise ConfigError("trace.enabled: is false, so there is nothing to write or to export", param="trace.enabled")
+    return sinks
+
+
+async def _serve(
+    config: OmniConfig, listener: socket.socket, keys: KeyRing | None, sinks: list[TraceSink], *, quiet: bool
+) -> int:
     engine = AsyncOmniEngine(config)
     server = HttpServer(create_app(engine, options=HttpOptions(isolate=True), keys=keys, control=engine), listener)
+    tracing = SinkThread(engine.timelines, sinks)
     signals = _Signals()
     await server.start()
     try:
@@ -58,6 +77,7 @@ async def _serve(config: OmniConfig, listener: socket.socket, keys: KeyRing | No
     finally:
         await server.close()
         await engine.stop()
+        await asyncio.to_thread(tracing.close)
 
 
 async def _drain(engine: AsyncOmniEngine, server: HttpServer, timeout_s: float) -> None:

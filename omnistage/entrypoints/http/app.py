@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
 import msgspec
 
@@ -25,12 +26,16 @@ from omnistage.entrypoints.http.openapi import openapi_document
 from omnistage.entrypoints.http.pages import read_page
 from omnistage.entrypoints.http.routes import ROUTES, Route, RouteRight, RouteTable
 from omnistage.entrypoints.http.state import HttpOptions, ServerState, new_id
+from omnistage.entrypoints.http.timelines import server_timing
 from omnistage.entrypoints.realtime.socket import RealtimeServer
 from omnistage.errors import HTTP_STATUS, ErrorCode, ErrorInfo, OmniError, RequestError
 
 logger = logging.getLogger("omnistage.http")
 LINGER_S = 2.0
 FAREWELL_S = 1.0
+# W3C Trace Context; longer values are no valid ones.
+TRACE_HEADERS = ("traceparent", "tracestate")
+MAX_TRACE_HEADER = 512
 
 
 class HttpApp:
@@ -113,9 +118,15 @@ class HttpApp:
 
     async def _run(self, exchange: Exchange, route: Route, state: ServerState) -> None:
         self.state.metrics.started()
+        front = None
+        if route.method == "POST" and route.scope == "infer" and state.engine.timelines.enabled:
+            front = state.engine.timelines.open(exchange.request_id, _trace_headers(exchange))
+            state, exchange.timing = state.traced(front), partial(server_timing, front)
         try:
             await self._supervise(exchange, route, state)
         finally:
+            if front is not None:
+                state.engine.timelines.close(front)
             self.state.budget.give_back(exchange.held)
             self.state.metrics.finished(route.path, 0 if exchange.disconnected else exchange.status)
 
@@ -180,6 +191,11 @@ class HttpApp:
         await send_error(exchange, info, unread=True)
         await exchange.discard_body(self.state.max_body, LINGER_S)
         await exchange.end()
+
+
+def _trace_headers(exchange: Exchange) -> dict[str, str]:
+    given = {name: exchange.header(name.encode()) for name in TRACE_HEADERS}
+    return {name: value.decode("latin-1") for name, value in given.items() if 0 < len(value) <= MAX_TRACE_HEADER}
 
 
 def create_app(

@@ -64,7 +64,7 @@ class Exchange:
     """A request with its answer.
 
     `path_tail` is what a prefix route matched; `body` is set for POST routes; `trailer` is what ends an event stream,
-    None while the answer is not one.
+    None while the answer is not one. `timing` gives the Server-Timing of a whole answer.
     """
 
     __slots__ = (
@@ -82,6 +82,7 @@ class Exchange:
         "scope",
         "started",
         "status",
+        "timing",
         "trailer",
     )
 
@@ -94,6 +95,7 @@ class Exchange:
         self.body = b""
         self.held = self.status = 0
         self.trailer: bytes | None = None
+        self.timing: Callable[[], bytes] | None = None
         self.started = self.body_complete = self.disconnected = False
         self._base_headers: list[Header] = [(b"x-request-id", request_id.encode()), (b"date", date)]
 
@@ -192,6 +194,8 @@ class Exchange:
 
     async def answer(self, status: int, content_type: bytes, body: bytes, headers: tuple[Header, ...] = ()) -> None:
         """Sends a whole answer."""
+        if self.timing is not None:
+            headers = (*headers, (b"server-timing", self.timing()))
         await self.start(status, content_type, (*headers, (b"content-length", str(len(body)).encode())))
         await self.end(body)
 

@@ -44,7 +44,7 @@ def _operation(route: Route, refs: dict[Any, dict[str, Any]], components: dict[s
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": _body(route, refs, components)}
     if "{" in route.path:
-        name = route.path.partition("{")[2].rstrip("}")
+        name = route.path.partition("{")[2].partition("}")[0]
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     return operation
 

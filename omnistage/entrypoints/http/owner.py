@@ -1,4 +1,4 @@
-"""An engine as one API key sees it: its requests carry the owner, which separates caches."""
+"""An engine behind another one, and an engine as one API key sees it: its requests carry the owner."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest, OmniRequestOutput
 
 
-class OwnedEngine:
-    """An `EngineClient` that names `owner` in every request."""
+class EngineView:
+    """An `EngineClient` that passes everything on."""
 
-    def __init__(self, engine: EngineClient, owner: str) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self.owner = owner
 
     @property
     def config(self) -> OmniConfig:
@@ -36,7 +35,7 @@ class OwnedEngine:
         self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None
     ) -> AsyncIterator[OmniRequestOutput]:
         """See `EngineClient.generate`."""
-        return self._engine.generate(msgspec.structs.replace(request, owner=self.owner), media)
+        return self._engine.generate(request, media)
 
     async def abort(self, request_id: str) -> bool:
         return await self._engine.abort(request_id)
@@ -46,3 +45,17 @@ class OwnedEngine:
 
     def render_metrics(self) -> bytes:
         return self._engine.render_metrics()
+
+
+class OwnedEngine(EngineView):
+    """Names `owner` in every request, which separates caches."""
+
+    def __init__(self, engine: EngineClient, owner: str) -> None:
+        super().__init__(engine)
+        self.owner = owner
+
+    def generate(
+        self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None
+    ) -> AsyncIterator[OmniRequestOutput]:
+        """See `EngineClient.generate`."""
+        return self._engine.generate(msgspec.structs.replace(request, owner=self.owner), media)

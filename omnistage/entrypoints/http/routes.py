@@ -8,12 +8,14 @@ from typing import Any, Literal
 import msgspec
 
 from omnistage.engine.client import Health
+from omnistage.engine.timeline_view import TimelineView
 from omnistage.entrypoints.http import admin, answers, images, info, media_schema, pages, schema, videos
 from omnistage.entrypoints.http.asgi import Exchange
 from omnistage.entrypoints.http.chat import chat_completions
 from omnistage.entrypoints.http.completions import completions
 from omnistage.entrypoints.http.speech import speech, voices
 from omnistage.entrypoints.http.state import ServerState
+from omnistage.entrypoints.http.timelines import timeline
 from omnistage.entrypoints.http.transcriptions import transcriptions
 
 Handler = Callable[[ServerState, Exchange], Awaitable[None]]
@@ -145,6 +147,7 @@ ROUTES: tuple[Route, ...] = (
         scope="infer",
         answer=media_schema.VideoDeleted,
     ),
+    _get("/v1/requests/{id}/timeline", timeline, "infer", TimelineView),
     _get("/v1/audio/voices", voices, "infer", answers.VoiceList),
     _get("/v1/models", info.models, "infer", answers.ModelList),
     _get("/v1/models/{model}", info.model, "infer", answers.ModelCard),

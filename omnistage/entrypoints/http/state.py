@@ -11,9 +11,11 @@ import msgspec
 
 from omnistage.config.model import CLIENT, LimitsConfig, PipelineConfig, StageSpec
 from omnistage.engine.client import EngineClient, EngineControl
+from omnistage.engine.timeline import Front
 from omnistage.entrypoints.http.asgi import BodyBudget, DateHeader
 from omnistage.entrypoints.http.metrics import HttpMetrics
 from omnistage.entrypoints.http.owner import OwnedEngine
+from omnistage.entrypoints.http.traced import TracedDecoder, TracedEngine, TracedPool
 from omnistage.entrypoints.http.transcripts import TranscriptStore
 from omnistage.entrypoints.http.video_jobs import VideoJobs
 from omnistage.errors import ErrorCode, RequestError
@@ -51,7 +53,8 @@ class ServerState:
     def __init__(self, engine: EngineClient, limits: LimitsConfig, options: HttpOptions) -> None:
         self.engine, self.limits, self.options = engine, limits, options
         self.control: EngineControl | None = None
-        self.pool = MediaPool(options.media_threads)
+        self.owner = ""
+        self.pool: MediaPool = MediaPool(options.media_threads)
         media = engine.config.media
         self.source = MediaSource(media)
         isolated = options.isolate and media.decode_processes > 0
@@ -73,9 +76,19 @@ class ServerState:
     def owned_by(self, owner: str) -> ServerState:
         """The same server for one API key: spoken answers, video jobs and prefix caches of its own."""
         state = copy.copy(self)
+        state.owner = owner
         state.engine = OwnedEngine(self.engine, owner)
         state.transcripts = TranscriptStore()
         state.videos = VideoJobs(state.engine, self.pool)
+        return state
+
+    def traced(self, front: Front) -> ServerState:
+        """The same server for one exchange, which takes down what its requests and media take."""
+        state = ServerState.__new__(ServerState)
+        vars(state).update(vars(self))
+        state.engine = TracedEngine(self.engine, front)
+        state.pool = TracedPool(self.pool, front)
+        state.decoder = TracedDecoder(self.decoder, front)
         return state
 
     def check_model(self, model: str | None) -> None:

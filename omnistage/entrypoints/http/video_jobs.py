@@ -15,6 +15,7 @@ import msgspec
 from omnistage.engine.client import EngineClient
 from omnistage.entrypoints.http.events import Media, request_events
 from omnistage.entrypoints.http.media_schema import Video, VideoError, VideoList
+from omnistage.entrypoints.http.traced import TracedEngine, TracedPool
 from omnistage.entrypoints.omni import OmniResult, ResultBuilder
 from omnistage.errors import ErrorCode, OmniError, RequestError
 from omnistage.media.pool import MediaPool
@@ -102,19 +103,22 @@ class VideoJobs:
     # -- the work
 
     async def _run(self, job: Job, request: OmniRequest, media: Media) -> None:
+        front = self._engine.timelines.open(job.video.id, {})
         try:
-            result = await self._collect(job, request, media)
-            await self._store(job, result)
+            result = await self._collect(TracedEngine(self._engine, front), job, request, media)
+            await self._store(TracedPool(self._pool, front), job, result)
         except OmniError as error:
             job.video.status = "failed"
             job.video.error = VideoError(code=error.info.code.value, message=error.info.message)
+        finally:
+            self._engine.timelines.close(front)
         job.video.completed_at = int(time.time())
         job.video.expires_at = job.video.completed_at + KEEP_S
         job.task = None
 
-    async def _collect(self, job: Job, request: OmniRequest, media: Media) -> OmniResult:
+    async def _collect(self, engine: EngineClient, job: Job, request: OmniRequest, media: Media) -> OmniResult:
         builder = ResultBuilder(request.id)
-        async with aclosing(request_events(self._engine, request, media)) as events:
+        async with aclosing(request_events(engine, request, media)) as events:
             async for output in events:
                 if output.modality == "progress" and output.payload is not None:
                     note_progress(job.video, output.payload.meta)
@@ -123,10 +127,10 @@ class VideoJobs:
                     builder.add(output)
         return builder.result()
 
-    async def _store(self, job: Job, result: OmniResult) -> None:
-        data = await self._pool.run(encode_result, result)
+    async def _store(self, pool: MediaPool, job: Job, result: OmniResult) -> None:
+        data = await pool.run(encode_result, result)
         job.file = self._folder / f"{job.video.id}.mp4"
-        await self._pool.run(job.file.write_bytes, data)
+        await pool.run(job.file.write_bytes, data)
         finish(job.video, result)
 
 

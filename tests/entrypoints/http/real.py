@@ -9,6 +9,7 @@ import httpx
 import openai
 
 from omnistage.engine.async_engine import AsyncOmniEngine
+from omnistage.entrypoints.http.access import KeyRing
 from omnistage.entrypoints.http.app import create_app
 from omnistage.entrypoints.http.server import HttpServer, listen
 
@@ -24,9 +25,9 @@ class Running:
 
 
 @asynccontextmanager
-async def serving_engine(engine: AsyncOmniEngine) -> AsyncIterator[Running]:
+async def serving_engine(engine: AsyncOmniEngine, keys: KeyRing | None = None) -> AsyncIterator[Running]:
     """Serves a started engine on a port of the system's choice."""
-    server = HttpServer(create_app(engine), listen("127.0.0.1", 0))
+    server = HttpServer(create_app(engine, keys=keys), listen("127.0.0.1", 0))
     await server.start()
     running = Running(engine, f"http://127.0.0.1:{server.address[1]}")
     try:

@@ -1,0 +1,1 @@
+"""Timelines for other programs: Chrome trace files, OpenTelemetry."""
