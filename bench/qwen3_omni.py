@@ -26,7 +26,9 @@ from transformers.utils.logging import disable_progress_bar
 from bench.qwen3_omni_model import CODEBOOK, vocoder_of_released_size, write_checkpoint
 from bench.report import machine, table
 from omnistage.entrypoints.omni import AsyncOmni
+from omnistage.models.qwen3_omni.code2wav import lay_out
 from omnistage.models.qwen3_omni.streaming import StreamingVocoder, StreamState
+from omnistage.ops.blocked import choose_layout
 from omnistage.request import RequestMetrics
 
 QUESTION = "Hello world, what is the sound of a video?"
@@ -152,6 +154,7 @@ def vocoder() -> str:
     with torch.inference_mode():
         whole = module(codes[None])[0, 0]
         again = {size: _decoded_again(module, codes, size, steps) for size, steps in STEPS.items()}
+        lay_out(module, choose_layout("auto", module))
         ours = StreamingVocoder(module, max_frames=32)
         rows = [_vocoder_row(ours, codes, size, again[size], whole) for size in STEPS]
     return table(("chunk", "ours CPU s", "left context CPU s", "gain", "frames computed / out", "difference"), rows)

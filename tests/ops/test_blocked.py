@@ -8,8 +8,11 @@ from torch import nn
 
 from omnistage.errors import ConfigError
 from omnistage.ops.blocked import (
+    BlockedConv1d,
+    BlockedConvTranspose1d,
     BlockedLinear,
     LayoutName,
+    block_convolutions,
     block_linear,
     block_linears,
     choose_layout,
@@ -75,3 +78,37 @@ def test_other_types_stay_plain_and_a_demand_is_refused() -> None:
 
 def test_memory_of_the_machine_is_counted_in_bytes() -> None:
     assert 2**28 < physical_memory() < 2**50
+
+
+@pytest.mark.parametrize("length", [7, 30, 300])
+@pytest.mark.parametrize(("kernel", "dilation", "padding"), [(7, 1, 0), (7, 9, 27), (3, 2, 0)])
+def test_a_blocked_convolution_is_close_for_any_length(kernel: int, dilation: int, padding: int, length: int) -> None:
+    plain = nn.Conv1d(24, 40, kernel, dilation=dilation, padding=padding)
+    x = torch.randn(2, 24, length + (kernel - 1) * dilation)
+    torch.testing.assert_close(BlockedConv1d(plain)(x), plain(x), atol=1e-5, rtol=1e-5)
+
+
+def test_groups_of_a_blocked_convolution_stay_apart() -> None:
+    plain = nn.Conv1d(32, 32, 5, groups=4)
+    x = torch.randn(1, 32, 50)
+    torch.testing.assert_close(BlockedConv1d(plain)(x), plain(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (16, 8), (6, 2), (3, 1)])
+def test_a_blocked_transposed_convolution_is_close(kernel: int, stride: int, bias: bool) -> None:
+    plain = nn.ConvTranspose1d(24, 40, kernel, stride, bias=bias)
+    for length in (1, 2, 33):
+        x = torch.randn(2, 24, length)
+        torch.testing.assert_close(BlockedConvTranspose1d(plain)(x), plain(x), atol=1e-5, rtol=1e-5)
+
+
+def test_convolutions_that_gain_nothing_stay() -> None:
+    layers = [
+        nn.Conv1d(8, 8, 1), nn.Conv1d(8, 8, 3, groups=8), nn.Conv1d(8, 1, 3), nn.ConvTranspose1d(8, 8, 3, 2),
+        nn.ConvTranspose1d(8, 8, 4, 2, padding=1), nn.Conv1d(8, 4, 3),
+    ]  # fmt: skip
+    model = nn.Sequential(*layers)
+    assert block_convolutions(model, "plain") == 0
+    assert block_convolutions(model, "blocked") == 1
+    assert block_convolutions(model, "blocked") == 0

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnistage.config.model import StageContext
 from omnistage.errors import RequestError
 from omnistage.models.qwen3_omni.loading import Code2WavPart, load_part
 from omnistage.models.qwen3_omni.pipeline import SAMPLE_RATE
 from omnistage.models.qwen3_omni.streaming import StreamingVocoder, StreamState
+from omnistage.ops.blocked import LayoutName, block_convolutions, block_linears, choose_layout
 from omnistage.payload import MultimodalPayload
 from omnistage.request import StageMetrics
 from omnistage.stages.base import InputChunk, StageRequest
@@ -127,9 +128,16 @@ class Code2Wav:
 def create(context: StageContext) -> Code2Wav:
     """Component factory of the stage `code2wav`."""
     part, device, _ = load_part(Code2WavPart, context.model_path, context.stage)
+    lay_out(part.code2wav, choose_layout(context.stage.weight_layout, part))
     options = context.stage.options
     first, later = int(options["first_chunk_frames"]), int(options["chunk_frames"])
     return Code2Wav(StreamingVocoder(part.code2wav, context.stage.token_budget), device, first, later)
+
+
+def lay_out(vocoder: nn.Module, layout: LayoutName) -> None:
+    """Puts the weights of transformers' vocoder in blocks, in place."""
+    block_linears(vocoder, layout)
+    block_convolutions(vocoder, layout)
 
 
 def _array(samples: Tensor | None) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

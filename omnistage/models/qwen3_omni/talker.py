@@ -21,6 +21,7 @@ from omnistage.models.qwen3_omni.handoff import PORT, SpokenPrompt
 from omnistage.models.qwen3_omni.loading import TalkerPart, load_part
 from omnistage.models.qwen3_omni.predictor import CodePredictor, FrameStart, predictor_seed
 from omnistage.models.qwen3_omni.prefill import END_OF_TEXT, Prefill, SpeechPrefill
+from omnistage.ops.blocked import block_linears, choose_layout
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
 from omnistage.ops.tensor_payload import from_payload
 from omnistage.payload import MultimodalPayload
@@ -57,6 +58,7 @@ class Talker:
         part, device, dtype = load_part(TalkerPart, context.model_path, context.stage)
         talker: Any = part.talker
         talker.model.config._attn_implementation = attention_implementation(context.stage.attention_backend)
+        block_linears(talker, choose_layout(context.stage.weight_layout, part))
         config = part.config.talker_config
         self._model: Any = talker.model
         self._head: Any = talker.codec_head

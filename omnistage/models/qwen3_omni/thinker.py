@@ -21,6 +21,7 @@ from omnistage.models.qwen3_omni.media import MediaSet
 from omnistage.models.qwen3_omni.packed import pack_thinker
 from omnistage.models.qwen3_omni.processor import MediaProcessor
 from omnistage.models.qwen3_omni.prompt import ThinkerPrompt, media_prompt, text_prompt
+from omnistage.ops.blocked import block_linear, block_linears, choose_layout
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
 from omnistage.ops.tensor_payload import to_payload
 from omnistage.payload import MultimodalPayload
@@ -63,6 +64,10 @@ class Thinker:
         model.language_model.config._attn_implementation = attention_implementation(stage.attention_backend)
         if stage.quantization == "int4":
             pack_thinker(self._thinker)
+        else:
+            layout = choose_layout(stage.weight_layout, part)
+            block_linears(model.language_model, layout)
+            self._thinker.lm_head = block_linear(self._thinker.lm_head, layout)
         self._text: Any = model.language_model
         self._embed: Any = self._text.embed_tokens
         cache_bytes = int(context.stage.options["encoder_cache_mb"]) << 20
