@@ -238,6 +238,18 @@ class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     otlp: str = ""
 
 
+class RecordConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where all that happens is written down for `omnistage replay`: `folder`, "" for nowhere.
+
+    No file of it grows beyond `max_mb`. The last `bundles` failed requests are kept, each up to `bundle_mb`.
+    """
+
+    folder: str = ""
+    max_mb: Positive = 1024
+    bundles: Positive = 32
+    bundle_mb: Positive = 64
+
+
 class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The one resolved configuration. `origins` maps dotted keys ("stages.thinker.dtype") to where values came from.
 
@@ -253,6 +265,7 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: LimitsConfig
     media: MediaConfig = MediaConfig()
     trace: TraceConfig = TraceConfig()
+    record: RecordConfig = RecordConfig()
     served_name: str = ""
     cache_dir: str = ""
     origins: dict[str, str] = {}

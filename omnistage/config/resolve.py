@@ -23,6 +23,7 @@ from omnistage.config.model import (
     OmniConfig,
     OptionSpec,
     PipelineConfig,
+    RecordConfig,
     StageConfig,
     StageSpec,
     TraceConfig,
@@ -39,6 +40,7 @@ EDGE_KEYS = {field.name: field.type for field in msgspec.structs.fields(EdgeConf
 LIMIT_KEYS = {field.name: field.type for field in msgspec.structs.fields(LimitsConfig)}
 MEDIA_KEYS = {field.name: field.type for field in msgspec.structs.fields(MediaConfig)}
 TRACE_KEYS = {field.name: field.type for field in msgspec.structs.fields(TraceConfig)}
+RECORD_KEYS = {field.name: field.type for field in msgspec.structs.fields(RecordConfig)}
 SAMPLING_KEYS = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 # Stage keys under other names in files, and keys that no file may set.
 _ALIASES = {"with": "co_located_with"}
@@ -46,7 +48,7 @@ _NOT_SETTABLE = frozenset({"name", "kind", "options", "sampling", "co_located_wi
 SETTABLE_STAGE_KEYS = sorted((STAGE_KEYS.keys() - _NOT_SETTABLE) | set(_ALIASES))
 TOP_KEYS = (
     "pipeline", "variant", "served_name", "cache_dir", "stages", "stage_defaults", "edges", "sampling",
-    "limits", "media", "trace", "platforms",
+    "limits", "media", "trace", "record", "platforms",
 )  # fmt: skip
 DEFAULT_CACHE_DIR = "~/.cache/omnistage"
 PLATFORMS = ("cpu", "cuda")
@@ -158,6 +160,7 @@ class _Resolver:
         self._limits: dict[str, Any] = {}
         self._media: dict[str, Any] = {}
         self._trace: dict[str, Any] = {}
+        self._record: dict[str, Any] = {}
         self._top: dict[str, str] = {}
         self._origins: dict[str, str] = {}
 
@@ -183,6 +186,7 @@ class _Resolver:
             limits=LimitsConfig(**self._limits),
             media=MediaConfig(**self._media),
             trace=TraceConfig(**self._trace),
+            record=RecordConfig(**self._record),
             served_name=self._top.get("served_name", self._reference.served_name),
             cache_dir=os.path.expanduser(self._top.get("cache_dir", DEFAULT_CACHE_DIR)),
             origins=self._with_defaults(),
@@ -211,6 +215,7 @@ class _Resolver:
         origins |= {f"limits.{key}": "default" for key in LIMIT_KEYS}
         origins |= {f"media.{key}": "default" for key in MEDIA_KEYS}
         origins |= {f"trace.{key}": "default" for key in TRACE_KEYS}
+        origins |= {f"record.{key}": "default" for key in RECORD_KEYS}
         return origins | self._origins
 
     # -- one entry
@@ -225,7 +230,7 @@ class _Resolver:
             self._top[section] = str(entry.value)
             self._origins[section] = entry.origin
             return
-        depth = 2 if section in ("stage_defaults", "limits", "media", "trace") else 3
+        depth = 2 if section in ("stage_defaults", "limits", "media", "trace", "record") else 3
         if len(entry.path) < depth:
             if entry.value in ({}, None):
                 return
@@ -251,6 +256,8 @@ class _Resolver:
             self._set(self._media, entry.path[1], MEDIA_KEYS, entry)
         elif section == "trace":
             self._set(self._trace, entry.path[1], TRACE_KEYS, entry)
+        elif section == "record":
+            self._set(self._record, entry.path[1], RECORD_KEYS, entry)
         else:
             self._set(self._limits, entry.path[1], LIMIT_KEYS, entry)
 

@@ -40,7 +40,7 @@ def deploy_document(config: OmniConfig) -> dict[str, Any]:
     return (
         head
         | {"stages": stages, "edges": edges, "sampling": sampling}
-        | {key: data[key] for key in ("limits", "media", "trace")}
+        | {key: data[key] for key in ("limits", "media", "trace", "record")}
     )
 
 
