@@ -12,6 +12,7 @@ import msgspec
 
 from omnistage.errors import ErrorInfo
 from omnistage.request import FinishReason, StageMetrics, StageRequest
+from omnistage.spans import VisitLog
 
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH_BYTES = 4
@@ -43,32 +44,6 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     local: bool = False
     port: str = ""
     sent_s: float = 0.0
-
-
-class Consumed(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk that its reader has released. `sent_s` and `came_s` are when it was produced and when it reached its
-    reader (the machine's monotonic clock), 0 for one that came too late to be read."""
-
-    key: ChunkKey
-    sent_s: float = 0.0
-    came_s: float = 0.0
-
-
-class Computed(msgspec.Struct, frozen=True, array_like=True):
-    """A stretch of work of an engine, in seconds of the machine's monotonic clock: for which requests of a step's batch
-    (empty: for all of them), in which phase."""
-
-    phase: str
-    start_s: float
-    end_s: float
-    requests: tuple[str, ...] = ()
-
-
-class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One step of an engine: the requests that it computed for, and when."""
-
-    batch: tuple[str, ...]
-    spans: tuple[Computed, ...] = ()
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True):
@@ -130,11 +105,12 @@ class FromStage(msgspec.Struct, omit_defaults=True):
     """Replica to orchestrator: the outcome of one turn of its loop."""
 
     chunks: list[Chunk] = []
-    consumed: list[Consumed] = []
+    consumed: list[ChunkKey] = []
     finished: list[VisitEnd] = []
     aborted: list[Visit] = []
-    steps: list[Step] = []
+    batch: list[str] = []
     probes: list[Probe] = []
+    logs: list[VisitLog] = []
     counters: dict[str, float] = {}
     ready: StageReady | None = None
     fatal: ErrorInfo | None = None

@@ -1,11 +1,11 @@
 import msgspec
 import pytest
 
-from omnistage.messages import MAX_FRAME_BYTES, FrameBuffer, FromStage, Step, ToStage, Visit, frame
+from omnistage.messages import MAX_FRAME_BYTES, FrameBuffer, FromStage, ToStage, Visit, frame
 
 
 def test_frames_are_cut_wherever_the_stream_is() -> None:
-    messages = [FromStage(steps=[Step(("a",))]), FromStage(steps=[Step(("b", "c" * 300))]), FromStage()]
+    messages = [FromStage(batch=["a"]), FromStage(batch=["b", "c" * 300]), FromStage()]
     stream = b"".join(frame(message) for message in messages)
     for size in (1, 3, 7, len(stream)):
         buffer = FrameBuffer()

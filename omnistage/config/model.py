@@ -227,14 +227,15 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Timelines of requests: of how many, with how many spans each (beyond that spans are folded together).
+    """Timelines of requests: of how many, and how many spans of each kind and name (beyond that, neighbours are joined;
+    a span takes 32 bytes).
 
     `otlp` is the URL to which they are exported as OpenTelemetry spans, "" for none.
     """
 
     enabled: bool = True
     requests: Positive = 128
-    spans: Annotated[int, msgspec.Meta(ge=16)] = 1024
+    spans: Annotated[int, msgspec.Meta(ge=16)] = 512
     otlp: str = ""
 
 

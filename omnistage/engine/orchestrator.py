@@ -237,8 +237,8 @@ class Orchestrator:
     def on_message(self, replica: Replica, message: FromStage) -> None:
         now = self._now()
         take_down(self._records, replica.id.stage, message, now)
-        for taken in message.consumed:
-            self._consumed(replica.id, taken.key)
+        for key in message.consumed:
+            self._consumed(replica.id, key)
         for chunk in message.chunks:
             self._on_chunk(replica, chunk, now)
         for end in message.finished:
@@ -425,7 +425,7 @@ class Orchestrator:
         if event.key is None:
             return
         if record.timeline is not None:
-            record.timeline.delivered(event.source, event.key.seq, event.sent_s)
+            record.timeline.delivered(event.source, event.sent_s)
         if record.request.stream:
             self._note_sent(record, event)
         self._consumed(CLIENT_REPLICA, event.key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Literal
 from omnistage.config.model import CLIENT, EdgeSpec, RequestPlan
 from omnistage.engine.timeline import Timeline
 from omnistage.errors import ErrorInfo
-from omnistage.messages import Chunk, ChunkKey, FromStage, Step
+from omnistage.messages import Chunk, ChunkKey, FromStage
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput, StageMetrics
 from omnistage.runtime.plan import ReplicaId
@@ -167,27 +166,13 @@ class RequestRecord:
 
 
 def take_down(records: Mapping[str, RequestRecord], stage: str, message: FromStage, now: float) -> None:
-    """What a stage tells of steps, arrivals and ends: progress of live requests (`now`, the loop's clock), and what
-    belongs on their timelines."""
-    for step in message.steps:
-        for request_id in step.batch:
-            if request_id in records:
-                records[request_id].progress = now
-        _take_down_step(records, stage, step)
-    for taken in message.consumed:
-        record = records.get(taken.key.request_id) if taken.came_s else None
+    """What a stage tells of steps and of ends: progress of live requests (`now`, the loop's clock), and what belongs on
+    their timelines."""
+    for request_id in message.batch:
+        record = records.get(request_id)
+        if record is not None:
+            record.progress = now
+    for log in message.logs:
+        record = records.get(log.request_id)
         if record is not None and record.timeline is not None:
-            log = record.timeline.log
-            log.add("handoff", stage, taken.key.source, taken.sent_s, taken.came_s, taken.key.seq)
-    for end in message.finished:
-        record = records.get(end.request_id)
-        if record is not None and record.timeline is not None:
-            record.timeline.leave(stage, time.monotonic())
-
-
-def _take_down_step(records: Mapping[str, RequestRecord], stage: str, step: Step) -> None:
-    for span in step.spans:
-        for request_id in span.requests or step.batch:
-            record = records.get(request_id)
-            if record is not None and record.timeline is not None:
-                record.timeline.log.add("compute", stage, span.phase, span.start_s, span.end_s)
+            record.timeline.leave(stage, log.blocks)

@@ -1,7 +1,7 @@
 """What happened to each request and when: spans per stage, kept for the last requests.
 
-All times are seconds of the machine's monotonic clock, which its processes share. Recording appends a tuple; whatever
-is worth a thought is derived when somebody reads a timeline.
+All times are seconds of the machine's monotonic clock, which its processes share. A stage takes spans down itself and
+sends them when it lets go of a request; whatever is worth a thought is derived when somebody reads a timeline.
 """
 
 from __future__ import annotations
@@ -9,87 +9,14 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import msgspec
 
 from omnistage.config.model import TraceConfig
 from omnistage.request import FinishReason, OmniRequest, RequestMetrics
+from omnistage.spans import Kind, Span, SpanBlock, SpanBook, spans_of
 
-Kind = Literal["front", "queue", "compute", "handoff", "decode", "encode", "wait"]
 SERVER, CLIENT_LANE = "server", "client"
-_Raw = tuple[Kind, str, str, float, float, int]
-
-
-class Span(msgspec.Struct, frozen=True):
-    """One stretch of time of a request. `lane` is where: a stage, "server" (the HTTP front) or "client".
-
-    `name` is the phase of a stage or the source of an edge, `seq` a chunk's number there (-1 for anything else). A span
-    that stands for several has their `count`, and their summed length as `busy_s`.
-    """
-
-    kind: Kind
-    lane: str
-    name: str
-    start_s: float
-    end_s: float
-    busy_s: float
-    seq: int = -1
-    count: int = 1
-
-
-def _joined(first: Span, second: Span) -> Span:
-    return Span(
-        kind=first.kind,
-        lane=first.lane,
-        name=first.name,
-        start_s=min(first.start_s, second.start_s),
-        end_s=max(first.end_s, second.end_s),
-        busy_s=first.busy_s + second.busy_s,
-        seq=first.seq,
-        count=first.count + second.count,
-    )
-
-
-def folded(spans: list[Span], limit: int) -> list[Span]:
-    """Neighbours of one kind, lane and name joined two by two until at most `limit` are left (or one of each)."""
-    while len(spans) > limit:
-        alone: dict[tuple[str, str, str], Span] = {}
-        joined: list[Span] = []
-        for span in spans:
-            key = (span.kind, span.lane, span.name)
-            first = alone.pop(key, None)
-            if first is None:
-                alone[key] = span
-            else:
-                joined.append(_joined(first, span))
-        if not joined:
-            return spans
-        spans = joined + list(alone.values())
-    return spans
-
-
-class SpanLog:
-    """At most `limit` spans: when it is full, it folds what it has to half of that."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._room = limit
-        self._folded: list[Span] = []
-        self._raw: list[_Raw] = []
-
-    def add(self, kind: Kind, lane: str, name: str, start_s: float, end_s: float, seq: int = -1) -> None:
-        self._raw.append((kind, lane, name, start_s, end_s, seq))
-        if len(self._raw) >= self._room:
-            self._folded = folded(self.spans(), self._limit // 2)
-            self._room = max(1, self._limit - len(self._folded))
-            self._raw = []
-
-    def spans(self) -> list[Span]:
-        return self._folded + [
-            Span(kind, lane, name, start, end, end - start, seq)
-            for kind, lane, name, start, end, seq in list(self._raw)
-        ]
 
 
 class Front:
@@ -100,13 +27,17 @@ class Front:
         self.trace_headers = trace_headers
         self.arrived = time.monotonic()
         self.ended: float | None = None
-        self.log = SpanLog(limit)
+        self.book = SpanBook(limit)
         self.timelines: list[Timeline] = []
         self.claims: list[str] = []
 
     def media(self, start_s: float, end_s: float) -> None:
         """Media work: of inputs before the engine is asked, of outputs afterwards."""
-        self.log.add("encode" if self.timelines else "decode", SERVER, "media", start_s, end_s)
+        self.book.add("encode" if self.timelines else "decode", "media", start_s, end_s)
+
+    def spans(self) -> list[Span]:
+        """Of media work."""
+        return [span for block in self.book.blocks() for span in spans_of(SERVER, block)]
 
 
 class Visit(msgspec.Struct):
@@ -129,8 +60,9 @@ class Timeline:
         self.ended_s: float | None = None
         self.finish_reason: FinishReason | None = None
         self.metrics = RequestMetrics()
-        self.log = SpanLog(limit)
+        self.book = SpanBook(limit)
         self.visits: list[Visit] = []
+        self._blocks: list[tuple[str, list[SpanBlock]]] = []
         if front is not None:
             front.timelines.append(self)
 
@@ -145,31 +77,38 @@ class Timeline:
             return self.ended_s
         if self.front.ended is None:
             return None
-        return max(self.ended_s, self.front.ended, *(span.end_s for span in self.front.log.spans()))
+        return max(self.ended_s, self.front.ended, *(span.end_s for span in self.front.spans()))
 
     def enter(self, stage: str) -> None:
         self.visits.append(Visit(stage, time.monotonic()))
 
-    def leave(self, stage: str, now_s: float) -> None:
+    def leave(self, stage: str, blocks: list[SpanBlock]) -> None:
+        """A stage has let go of the request; `blocks` are what it took down."""
+        self._blocks.append((stage, blocks))
+        now_s = time.monotonic()
         for visit in self.visits:
             if visit.lane == stage and visit.end_s is None:
                 visit.end_s = now_s
 
-    def delivered(self, source: str, seq: int, sent_s: float) -> None:
+    def delivered(self, source: str, sent_s: float) -> None:
         """The client has taken a chunk."""
-        self.log.add("handoff", CLIENT_LANE, source, sent_s, time.monotonic(), seq)
+        self.book.add("handoff", source, sent_s, time.monotonic())
+
+    def _measured(self) -> list[Span]:
+        blocks = [*self._blocks, (CLIENT_LANE, self.book.blocks())]
+        return [span for lane, each in blocks for block in each for span in spans_of(lane, block)]
 
     def spans(self) -> list[Span]:
         """All spans in order of their start, those included that follow from the others: queueing, waiting, front."""
         now = time.monotonic()
-        measured = self.log.spans()
+        measured = self._measured()
         until = self.ended_s if self.ended_s is not None else now
         spans = [*measured, _span("queue", SERVER, "admission", self.arrived_s, self.admitted_s)]
         for visit in self.visits:
             spans += _waits(visit, measured, until)
         spans += self._around_visits(until)
         if self.front is not None:
-            spans += self.front.log.spans()
+            spans += self.front.spans()
             spans.append(_span("front", SERVER, "prepare", self.front.arrived, self.arrived_s))
             if self.ended_s is not None:
                 end_s = self.end_s

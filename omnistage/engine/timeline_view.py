@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from omnistage.engine.timeline import CLIENT_LANE, Kind, Span, Timeline
+from omnistage.engine.timeline import CLIENT_LANE, Timeline
+from omnistage.spans import Kind, Span
 
 
 class SpanView(msgspec.Struct, omit_defaults=True):

@@ -23,18 +23,17 @@ from omnistage.faults import Faults
 from omnistage.messages import (
     Chunk,
     ChunkKey,
-    Consumed,
     FrameBuffer,
     FromStage,
     Probe,
     StageReady,
-    Step,
     ToStage,
     Visit,
     VisitEnd,
     frame,
 )
 from omnistage.request import FinishReason, StageMetrics
+from omnistage.spans import SpanBook, VisitLog
 from omnistage.stages.base import Emission, Finished, InputChunk, StageEngine, StageRequest, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -85,11 +84,13 @@ class VisitState:
     held: bool = False
     handoff_s: float = 0.0
     work_s: float = 0.0
+    book: SpanBook | None = None
 
 
 class StageLoop:
     """Runs `engine` for one replica. `credits` maps output ports to the chunks that may be in flight per request.
 
+    `span_limit` bounds the spans that are taken down of a visit, per kind and name; 0 for none at all.
     `run` is all of a replica's life; a driver that keeps time itself calls `begin`, `turn` and `end` instead.
     """
 
@@ -105,6 +106,7 @@ class StageLoop:
         faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.span_limit = 0
         self._clock = clock
         self._stage = stage
         self._engine = engine
@@ -210,7 +212,13 @@ class StageLoop:
 
     def _drop(self, request_id: str) -> None:
         self._engine.abort(request_id)
-        self._visits.pop(request_id, None)
+        state = self._visits.pop(request_id, None)
+        if state is not None:
+            self._send_log(request_id, state)
+
+    def _send_log(self, request_id: str, state: VisitState) -> None:
+        if state.book is not None:
+            self._out.logs.append(VisitLog(request_id, state.book.blocks()))
 
     def _released(self, key: ChunkKey) -> None:
         self._faults.hit("before_release", key.request_id)
@@ -222,7 +230,8 @@ class StageLoop:
         self._update_hold(key.request_id, state)
 
     def _add(self, request: StageRequest) -> None:
-        self._visits[request.request_id] = VisitState(request.epoch)
+        book = SpanBook(self.span_limit) if self.span_limit else None
+        self._visits[request.request_id] = VisitState(request.epoch, book=book)
 
         def add() -> None:
             self._faults.hit("before_add", request.request_id)
@@ -237,14 +246,14 @@ class StageLoop:
         for _ in range({"drop": 0, "duplicate": 2}.get(action or "", 1)):
             state = self._visits.get(key.request_id)
             if state is None or state.epoch != key.epoch:
-                self._out.consumed.append(Consumed(key))
+                self._out.consumed.append(key)
                 continue
             self._feed(chunk, state)
 
     def _feed(self, chunk: Chunk, state: VisitState) -> None:
         key, expected = chunk.key, state.received[chunk.port]
         if key.seq != expected:
-            self._out.consumed.append(Consumed(key))
+            self._out.consumed.append(key)
             text = f"chunk {key.seq} of {key.source} came where {expected} was due"
             self._fail(key.request_id, ErrorInfo(ErrorCode.HANDOFF, text, stage=self._stage, edge=key.source))
             return
@@ -252,12 +261,13 @@ class StageLoop:
         came_s = time.monotonic()
         state.handoff_s += came_s - chunk.sent_s
         self._handoffs.append(came_s - chunk.sent_s)
-        taken = Consumed(key, chunk.sent_s, came_s)
+        if state.book is not None:
+            state.book.add("handoff", key.source, chunk.sent_s, came_s)
 
         def feed() -> None:
             self._faults.hit("before_feed", key.request_id)
             self._faults.hit("before_load", key.request_id)
-            payload = self._hub.load(chunk, lambda: self._out.consumed.append(taken))
+            payload = self._hub.load(chunk, lambda: self._out.consumed.append(key))
             self._faults.hit("after_load", key.request_id)
             self._engine.feed(
                 InputChunk(request_id=key.request_id, port=chunk.port, seq=key.seq, final=chunk.final, payload=payload)
@@ -325,12 +335,20 @@ class StageLoop:
         self._out.finished.append(end)
 
     def _collect(self, output: StepOutput) -> None:
-        if output.batch:
-            self._out.steps.append(Step(output.batch, tuple(output.spans)))
+        self._out.batch.extend(output.batch)
+        if self.span_limit:
+            self._take_down(output)
         for emission in output.emissions:
             self._emit(emission)
         for finished in output.finished:
             self._finish(finished)
+
+    def _take_down(self, output: StepOutput) -> None:
+        for span in output.spans:
+            for request_id in span.requests or output.batch:
+                state = self._visits.get(request_id)
+                if state is not None and state.book is not None:
+                    state.book.add("compute", span.phase, span.start_s, span.end_s)
 
     def _emit(self, emission: Emission) -> None:
         state = self._visits[emission.request_id]
@@ -360,6 +378,7 @@ class StageLoop:
     def _finish(self, finished: Finished) -> None:
         self._faults.hit("before_finish", finished.request_id)
         state = self._visits.pop(finished.request_id)
+        self._send_log(finished.request_id, state)
         finished.metrics.handoff_s, finished.metrics.work_s = state.handoff_s, state.work_s
         self._out.finished.append(
             VisitEnd(

@@ -104,6 +104,7 @@ class OpenReplica:
             faults=faults,
             clock=pace.clock,
         )
+        self.loop.span_limit = config.trace.spans if config.trace.enabled else 0
 
     def ready(self) -> StageReady:
         """What the replica reports first."""

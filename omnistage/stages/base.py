@@ -11,7 +11,6 @@ from typing import Protocol
 import msgspec
 
 from omnistage.errors import ErrorInfo
-from omnistage.messages import Computed
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, StageMetrics, StageRequest
 
@@ -51,6 +50,16 @@ class Finished(msgspec.Struct, kw_only=True):
     reason: FinishReason
     metrics: StageMetrics = msgspec.field(default_factory=StageMetrics)
     error: ErrorInfo | None = None
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """A stretch of work of a step, in seconds of the machine's monotonic clock: for which requests of the step's batch
+    (empty: for all of them), in which phase."""
+
+    phase: str
+    start_s: float
+    end_s: float
+    requests: tuple[str, ...] = ()
 
 
 class StepOutput(msgspec.Struct, kw_only=True):

@@ -11,10 +11,11 @@ import pytest
 
 from omnistage.config.model import TraceConfig
 from omnistage.engine.async_engine import AsyncOmniEngine
-from omnistage.engine.timeline import Span, SpanLog, Timeline, Timelines, folded
+from omnistage.engine.timeline import Timeline, Timelines
 from omnistage.engine.timeline_view import union_s, view_of
 from omnistage.errors import RequestError
 from omnistage.request import FinishReason, OmniRequest
+from omnistage.spans import Kind, Span, SpanBlock, SpanBook
 from tests.engines import answer, running
 
 INLINE = {"placement": "inline"}
@@ -36,42 +37,25 @@ def spans_of(timeline: Timeline, kind: str, lane: str) -> list[Span]:
     return [span for span in timeline.spans() if (span.kind, span.lane) == (kind, lane)]
 
 
-def log_of(*spans: tuple[str, float, float], limit: int = 1024) -> SpanLog:
-    log = SpanLog(limit)
-    for name, start, end in spans:
-        log.add("compute", "stage", name, start, end)
-    return log
-
-
-def test_full_log_folds_neighbours_and_loses_no_time() -> None:
-    log = log_of(*((name, i, i + 0.5) for i in range(500) for name in ("a", "b")), limit=64)
-    spans = log.spans()
-    assert len(spans) <= 64
-    for name in ("a", "b"):
-        mine = [span for span in spans if span.name == name]
-        assert sum(span.count for span in mine) == 500
-        assert sum(span.busy_s for span in mine) == pytest.approx(250)
-        assert (min(s.start_s for s in mine), max(s.end_s for s in mine)) == (0, 499.5)
-
-
-def test_folding_ends_when_no_two_spans_are_alike() -> None:
-    spans = log_of(*((str(i), i, i + 1) for i in range(9))).spans()
-    assert folded(spans, 4) == spans
-
-
 def test_union_counts_overlaps_once_and_clips() -> None:
-    spans = log_of(("a", 0, 4), ("b", 2, 6), ("c", 8, 12)).spans()
+    spans = [Span("compute", "stage", "run", start, end, end - start) for start, end in ((0, 4), (2, 6), (8, 12))]
     assert union_s(spans, 1, 10) == pytest.approx(5 + 2)
+
+
+def book_of(*spans: tuple[Kind, str, float, float]) -> list[SpanBlock]:
+    book = SpanBook(64)
+    for span in spans:
+        book.add(*span)
+    return book.blocks()
 
 
 def test_gap_of_a_stage_is_a_wait_until_its_input_comes_and_queueing_from_then_on() -> None:
     timeline = Timeline(OmniRequest(id="r"), 0.0, 64, None)
     timeline.enter("talker")
     timeline.visits[0].start_s = 10.0
-    timeline.log.add("handoff", "talker", "thinker.text", 9.0, 11.0, 0)
-    timeline.log.add("compute", "talker", "prefill", 13.0, 14.0)
-    timeline.log.add("compute", "talker", "decode", 15.0, 16.0)
-    timeline.leave("talker", 17.0)
+    steps: list[tuple[Kind, str, float, float]] = [("compute", "prefill", 13, 14), ("compute", "decode", 15, 16)]
+    timeline.leave("talker", book_of(("handoff", "thinker.text", 9, 11), *steps))
+    timeline.visits[0].end_s = 17.0
     gaps = [
         (s.kind, s.start_s, s.end_s) for s in timeline.spans() if s.lane == "talker" and s.name in ("wait", "queue")
     ]

@@ -53,7 +53,7 @@ def server_timing(front: Front) -> bytes:
     entries = [("total", time.monotonic() - front.arrived)]
     if front.timelines:
         entries += _of_request(front.timelines[0])
-    spent = {kind: sum(s.busy_s for s in front.log.spans() if s.kind == kind) for kind in ("decode", "encode")}
+    spent = {kind: sum(s.busy_s for s in front.spans() if s.kind == kind) for kind in ("decode", "encode")}
     entries += [(kind, seconds) for kind, seconds in spent.items() if seconds]
     return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in entries).encode()
 

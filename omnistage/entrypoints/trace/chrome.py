@@ -10,7 +10,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from omnistage.engine.timeline import Span, Timeline
+from omnistage.engine.timeline import Timeline
+from omnistage.spans import Span
 
 Event = dict[str, Any]
 _MICROSECONDS = 1e6

@@ -1,7 +1,7 @@
 """Timelines as OpenTelemetry spans, sent by OTLP over HTTP. Needs the extra `otel`.
 
 A request is a span of kind SERVER, a child of the client's `traceparent` (W3C Trace Context) where it sent one; what
-happened to the request are its children, at most `MAX_CHILDREN` of them.
+happened to the request are its children, the longest `MAX_CHILDREN` of them where there are more.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from omnistage.engine.timeline import Span, Timeline, folded
+from omnistage.engine.timeline import Timeline
 from omnistage.request import FinishReason
+from omnistage.spans import Span
 
 MAX_CHILDREN = 128
 
@@ -50,7 +51,8 @@ class OtelSink:
         if timeline.finish_reason is FinishReason.ERROR:
             root.set_status(Status(StatusCode.ERROR))
         context = set_span_in_context(root)
-        for span in folded(timeline.spans(), MAX_CHILDREN):
+        longest = sorted(timeline.spans(), key=lambda span: -span.busy_s)[:MAX_CHILDREN]
+        for span in longest:
             child = self._tracer.start_span(
                 f"{span.lane} {span.name}",
                 context=context,

@@ -83,7 +83,7 @@ async def test_streamed_answer_has_a_timeline_too(server: Running) -> None:
 def test_media_that_a_client_sends_show_as_decoding() -> None:
     front = Front("req", 64, {})
     front.media(1.0, 2.0)
-    assert [(span.kind, span.lane) for span in front.log.spans()] == [("decode", "server")]
+    assert [(span.kind, span.lane) for span in front.spans()] == [("decode", "server")]
 
 
 async def test_unknown_request_format_and_query_are_refused(server: Running) -> None:
