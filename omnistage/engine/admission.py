@@ -2,8 +2,8 @@
 
 The bound is `limits.max_wait_s`, in predicted seconds of the busiest of the stages that the request visits. Requests
 that are sent away hear when there will be room, which is then kept for them (`bookings`). Those that are in run up to
-`limits.max_running` at a time, by priority, then in order of arrival; none is let in that would make one of lower
-priority wait longer than the bound.
+`limits.max_running` at a time, by priority, then in order of arrival; unless it is urgent, none is let in that would
+make one of lower priority wait much longer than the bound.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ SHARES = (1.0, 0.75, 0.5)
 KEPT_SHARE = 0.15
 # Newcomers pass those who have booked while less than this part of the share is filled: some never come back.
 IDLE_SHARE = 0.5
+# By when those that are in are to run although others come before them, in multiples of the bound.
+PATIENCE = 1.5
 SHORTEST_WAIT_S = 0.05
 _RATE_WEIGHT = 0.01
 
@@ -121,7 +123,7 @@ class Admission:
             self._book(ask, priority, key(), booking, wait_s)
         if booking is not None:
             self.bookings.take(booking)
-        ticket = Ticket(ask, priority, next(self._order), now + self._limits.max_wait_s)
+        ticket = Ticket(ask, priority, next(self._order), now + PATIENCE * self._limits.max_wait_s)
         self._tickets.add(ticket)
         self._load.add(ask)
         if self._running < self._limits.max_running and not self._waiters:
@@ -168,8 +170,10 @@ class Admission:
         return max((per_stage[stage] for stage in ask.stages), default=0.0) / self._pace.rate
 
     def _keeps_promises(self, ask: Ask, priority: int, now: float) -> bool:
-        """False when someone of lower priority would wait longer than the bound."""
-        lower = [ticket for ticket in self._tickets if ticket.priority < priority and not ticket.running]
+        """False when someone of lower priority would run too late for it. Urgent requests (> 0) need not ask."""
+        if priority > 0:
+            return True
+        lower = {ticket for ticket in self._tickets if ticket.priority < priority}
         if not lower:
             return True
         ahead = Load()
