@@ -124,7 +124,7 @@ class StageRequest(msgspec.Struct, kw_only=True):
 
     `inputs` are the ports that will deliver chunks, `outputs` the ports that somebody reads in this request (others
     need not be computed). `epoch` counts replays: an engine never sees chunks of older epochs. `cache_salt` separates
-    what may be cached for different owners. `tools` are those that its text may call.
+    what may be cached for different owners. `tools` are those that its text may call. `traced`: its spans are wanted.
     """
 
     request_id: str
@@ -137,3 +137,4 @@ class StageRequest(msgspec.Struct, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     tools: ToolUse | None = None
+    traced: bool = True

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-Kind = Literal["front", "queue", "compute", "handoff", "decode", "encode", "wait"]
+Kind = Literal["front", "stage", "queue", "compute", "handoff", "decode", "encode", "wait"]
 # float64 [n, 4]: start, end, busy seconds, count.
 Rows = npt.NDArray[np.float64]
 

@@ -227,8 +227,8 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Timelines of requests: of how many, and how many spans of each kind and name (beyond that, neighbours are joined;
-    a span takes 32 bytes).
+    """Timelines of requests: of how many; how many spans of each kind and name (beyond that, neighbours are joined; a span
+    takes 32 bytes); how many requests at a time get one of every step and chunk, the others one span per stage.
 
     `otlp` is the URL to which they are exported as OpenTelemetry spans, "" for none.
     """
@@ -236,6 +236,7 @@ class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     enabled: bool = True
     requests: Positive = 128
     spans: Annotated[int, msgspec.Meta(ge=16)] = 512
+    detailed: Positive = 16
     otlp: str = ""
 
 

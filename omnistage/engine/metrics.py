@@ -10,10 +10,11 @@ from prometheus_client.registry import Collector
 
 from omnistage.engine.record import RequestRecord
 from omnistage.messages import FromStage
-from omnistage.request import FinishReason, OmniRequestOutput, RequestMetrics
+from omnistage.request import FinishReason, OmniRequestOutput, RequestMetrics, StageMetrics
 from omnistage.runtime.stage_runtime import Replica
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+STAGE_SECONDS = (0.001, 0.005, *SECONDS)
 RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0, 2.0, 5.0)
 _PREFIX = "omnistage"
 
@@ -38,6 +39,16 @@ class EngineMetrics:
         )
         self._text_tokens = Counter(f"{_PREFIX}_text_tokens", "Text tokens delivered", registry=self._registry)
         self._audio_seconds = Counter(f"{_PREFIX}_audio_seconds", "Audio seconds delivered", registry=self._registry)
+        self._images = Counter(f"{_PREFIX}_images", "Pictures delivered, previews not counted", registry=self._registry)
+        self._frames = Counter(f"{_PREFIX}_video_frames", "Video frames delivered", registry=self._registry)
+        self._tokens = Counter(
+            f"{_PREFIX}_stage_tokens", "Tokens of requests that a stage has done", ["stage", "kind"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._stage_seconds = Histogram(
+            f"{_PREFIX}_stage_seconds", "What a request spent at a stage, by kind", ["stage", "kind"],
+            buckets=STAGE_SECONDS, registry=self._registry,
+        )  # fmt: skip
         self._chunks = Counter(
             f"{_PREFIX}_stage_chunks", "Chunks a stage handed on", ["stage", "replica"], registry=self._registry
         )
@@ -65,6 +76,24 @@ class EngineMetrics:
             labels = (replica.id.stage, str(replica.id.index))
             self._chunks.labels(*labels).inc(len(message.chunks))
             self._bytes.labels(*labels).inc(sum(chunk.nbytes for chunk in message.chunks))
+        for end in message.finished:
+            if end.error is None:
+                self._observe_visit(replica.id.stage, end.metrics)
+
+    def _observe_visit(self, stage: str, metrics: StageMetrics) -> None:
+        for kind, seconds in (
+            ("queue", metrics.queue_s),
+            ("compute", metrics.compute_s),
+            ("handoff", metrics.handoff_s),
+        ):
+            self._stage_seconds.labels(stage, kind).observe(seconds)
+        for kind, count in (
+            ("input", metrics.input_tokens),
+            ("cached", metrics.cached_tokens),
+            ("output", metrics.output_tokens),
+        ):
+            if count:
+                self._tokens.labels(stage, kind).inc(count)
 
     def observe_delivery(self, record: RequestRecord, output: OmniRequestOutput, now: float) -> None:
         timing = record.timing
@@ -76,6 +105,9 @@ class EngineMetrics:
         if output.payload is None or not output.payload.tensors:
             return
         timing.first_media = timing.first_media if timing.first_media is not None else now
+        if output.modality in ("image", "video") and output.modality in output.payload.tensors:
+            counter = self._images if output.modality == "image" else self._frames
+            counter.inc(len(output.payload[output.modality]))
         if "audio" in output.payload.tensors:
             samples = output.payload["audio"].shape[-1]
             timing.audio_samples += samples

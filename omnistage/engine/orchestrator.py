@@ -149,8 +149,6 @@ class Orchestrator:
     def _activate(self, record: RequestRecord, stage: str, visit: StageVisit) -> None:
         replica = self.runtime.replicas[visit.replica]
         visit.state = "active"
-        if record.timeline is not None:
-            record.timeline.enter(stage)
         replica.load += 1
         replica.outbox().adds.append(
             StageRequest(
@@ -164,6 +162,7 @@ class Orchestrator:
                 priority=record.request.priority,
                 cache_salt=record.request.owner,
                 tools=tools_of(record.request),
+                traced=record.enter(stage),
             )
         )
         replica.outbox().chunks.extend(visit.waiting)

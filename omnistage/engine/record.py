@@ -132,6 +132,13 @@ class RequestRecord:
     def id(self) -> str:
         return self.request.id
 
+    def enter(self, stage: str) -> bool:
+        """The request is given to a stage; True when the stage is to take spans down."""
+        if self.timeline is None:
+            return False
+        self.timeline.enter(stage)
+        return self.timeline.detailed
+
     def edges_from(self, source: str) -> list[EdgeSpec]:
         return [edge for edge in self.edges if edge.source == source]
 

@@ -50,9 +50,13 @@ class Visit(msgspec.Struct):
 
 class Timeline:
     """One request's. `admitted_s` and `ended_s` bound its life in the engine, `start_s` and `end_s` that of its whole
-    exchange."""
+    exchange. One that is not `detailed` tells only when the request was at which stage.
+    """
 
-    def __init__(self, request: OmniRequest, arrived_s: float, limit: int, front: Front | None) -> None:
+    def __init__(
+        self, request: OmniRequest, arrived_s: float, limit: int, front: Front | None = None, *, detailed: bool = True
+    ) -> None:
+        self.detailed = detailed
         self.id, self.task, self.owner = request.id, request.task, request.owner
         self.front = front
         self.arrived_s = arrived_s
@@ -92,7 +96,8 @@ class Timeline:
 
     def delivered(self, source: str, sent_s: float) -> None:
         """The client has taken a chunk."""
-        self.book.add("handoff", source, sent_s, time.monotonic())
+        if self.detailed:
+            self.book.add("handoff", source, sent_s, time.monotonic())
 
     def _measured(self) -> list[Span]:
         blocks = [*self._blocks, (CLIENT_LANE, self.book.blocks())]
@@ -105,7 +110,11 @@ class Timeline:
         until = self.ended_s if self.ended_s is not None else now
         spans = [*measured, _span("queue", SERVER, "admission", self.arrived_s, self.admitted_s)]
         for visit in self.visits:
-            spans += _waits(visit, measured, until)
+            end_s = visit.end_s if visit.end_s is not None else until
+            if self.detailed:
+                spans += _waits(visit.lane, visit.start_s, end_s, measured)
+            else:
+                spans.append(_span("stage", visit.lane, "stage", visit.start_s, end_s))
         spans += self._around_visits(until)
         if self.front is not None:
             spans += self.front.spans()
@@ -128,20 +137,17 @@ def _span(kind: Kind, lane: str, name: str, start_s: float, end_s: float) -> Spa
     return Span(kind, lane, name, start_s, end_s, end_s - start_s)
 
 
-def _waits(visit: Visit, measured: list[Span], now_s: float) -> list[Span]:
+def _waits(lane: str, start_s: float, end_s: float, measured: list[Span]) -> list[Span]:
     """The gaps of a visit: "wait" until the last input came in the gap, "queue" from then on; a stage without inputs
     has queued until its first step. Later gaps without an input are waits too (for credit, or for the next turn)."""
-    end_s = visit.end_s if visit.end_s is not None else now_s
-    here = [
-        span for span in measured if span.lane == visit.lane and visit.start_s <= span.end_s and span.start_s <= end_s
-    ]
+    here = [span for span in measured if span.lane == lane and start_s <= span.end_s and span.start_s <= end_s]
     busy = sorted((span for span in here if span.kind == "compute"), key=lambda span: span.start_s)
     came = sorted(span.end_s for span in here if span.kind == "handoff")
     gaps: list[Span] = []
-    at, first = visit.start_s, True
+    at, first = start_s, True
     for until in (*(span.start_s for span in busy), end_s):
         if until > at:
-            gaps += _gap(visit.lane, at, until, [t for t in came if at <= t <= until], fresh=first and not came)
+            gaps += _gap(lane, at, until, [t for t in came if at <= t <= until], fresh=first and not came)
         if busy:
             at, first = max(at, busy.pop(0).end_s), False
     return gaps
@@ -157,12 +163,16 @@ Sink = Callable[[Timeline], None]
 
 
 class Timelines:
-    """The timelines of the last `trace.requests` requests; `sinks` are told of each one that is complete."""
+    """The timelines of the last `trace.requests` requests; `sinks` are told of each one that is complete.
+
+    `trace.detailed` of the requests that run get detailed ones, which bounds what tracing costs under load.
+    """
 
     def __init__(self, config: TraceConfig) -> None:
         self._config = config
         self._kept: OrderedDict[str, Timeline] = OrderedDict()
         self._claims: dict[str, Front] = {}
+        self._detailed = 0
         self.sinks: list[Sink] = []
 
     def __len__(self) -> int:
@@ -205,7 +215,10 @@ class Timelines:
         """The timeline of a request that has just been admitted; None when none are kept."""
         if not self._config.enabled:
             return None
-        timeline = Timeline(request, arrived_s, self._config.spans, self._claims.pop(request.id, None))
+        detailed = self._detailed < self._config.detailed
+        self._detailed += detailed
+        front = self._claims.pop(request.id, None)
+        timeline = Timeline(request, arrived_s, self._config.spans, front, detailed=detailed)
         self._kept[request.id] = timeline
         self._kept.move_to_end(request.id)
         if len(self._kept) > self._config.requests:
@@ -216,6 +229,7 @@ class Timelines:
         """The engine has nothing more to do for its client."""
         if timeline is None:
             return
+        self._detailed -= timeline.detailed
         timeline.ended_s = time.monotonic()
         timeline.finish_reason = timeline.finish_reason or FinishReason.ABORT
         if timeline.front is None or timeline.front.ended is not None:

@@ -25,12 +25,14 @@ class SpanView(msgspec.Struct, omit_defaults=True):
 
 class TimelineView(msgspec.Struct):
     """`covered` is the part of `wall_s` that lies in some span, `busy` the part in which something was computed, moved,
-    encoded or decoded for the request. `complete` is False while it goes on."""
+    encoded or decoded for the request. `complete` is False while it goes on; one that is not `detailed` says only when
+    the request was at which stage."""
 
     id: str
     request_id: str
     task: str
     complete: bool
+    detailed: bool
     finish_reason: str | None
     wall_s: float
     covered: float
@@ -39,7 +41,7 @@ class TimelineView(msgspec.Struct):
     object: str = "request.timeline"
 
 
-BUSY: frozenset[Kind] = frozenset({"compute", "handoff", "encode", "decode", "front"})
+BUSY: frozenset[Kind] = frozenset({"stage", "compute", "handoff", "encode", "decode", "front"})
 
 
 def view_of(timeline: Timeline, now_s: float) -> TimelineView:
@@ -54,6 +56,7 @@ def view_of(timeline: Timeline, now_s: float) -> TimelineView:
         request_id=timeline.front.id if timeline.front is not None else "",
         task=timeline.task,
         complete=end_s is not None,
+        detailed=timeline.detailed,
         finish_reason=timeline.finish_reason,
         wall_s=round(wall_s, 6),
         covered=_share(spans, timeline.start_s, until),

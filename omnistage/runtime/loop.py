@@ -230,7 +230,7 @@ class StageLoop:
         self._update_hold(key.request_id, state)
 
     def _add(self, request: StageRequest) -> None:
-        book = SpanBook(self.span_limit) if self.span_limit else None
+        book = SpanBook(self.span_limit) if self.span_limit and request.traced else None
         self._visits[request.request_id] = VisitState(request.epoch, book=book)
 
         def add() -> None:

@@ -50,7 +50,7 @@ def book_of(*spans: tuple[Kind, str, float, float]) -> list[SpanBlock]:
 
 
 def test_gap_of_a_stage_is_a_wait_until_its_input_comes_and_queueing_from_then_on() -> None:
-    timeline = Timeline(OmniRequest(id="r"), 0.0, 64, None)
+    timeline = Timeline(OmniRequest(id="r"), 0.0, 64)
     timeline.enter("talker")
     timeline.visits[0].start_s = 10.0
     steps: list[tuple[Kind, str, float, float]] = [("compute", "prefill", 13, 14), ("compute", "decode", 15, 16)]
@@ -134,6 +134,19 @@ async def test_only_the_last_requests_are_kept_and_owners_see_their_own() -> Non
         assert engine.timelines.find("a", "me") is None
         assert engine.timelines.find("c", "me") is not None
         assert engine.timelines.find("c", "you") is None
+
+
+async def test_under_load_some_requests_are_traced_in_detail_and_the_others_stage_by_stage() -> None:
+    async with running("echo3", INLINE | {"trace": {"detailed": 2}}) as engine:
+        await asyncio.gather(*(answer(engine, id=str(i), prompt=TEXT) for i in range(5)))
+        timelines = [timeline_of(engine, str(i)) for i in range(5)]
+        assert [timeline.detailed for timeline in timelines] == [True, True, False, False, False]
+        coarse = timelines[-1]
+        assert [span.lane for span in coarse.spans() if span.kind == "stage"] == ["thinker", "talker", "wave"]
+        assert not spans_of(coarse, "compute", "wave")
+        assert view_of(coarse, time.monotonic()).covered >= 0.99
+        await answer(engine, id="later", prompt="hi")
+        assert timeline_of(engine, "later").detailed
 
 
 async def test_nothing_is_kept_when_tracing_is_off() -> None:

@@ -38,5 +38,12 @@ def test_picture_appears_step_by_step_and_only_what_the_model_can_is_shown(tmp_p
         assert shown[-1] == "completed"
         assert "partial_image" in shown[:-1]
         assert browser.execute_script("return document.querySelector('#gallery img').naturalWidth") == 32
+        until(lambda: "busy for" in browser.find_element(By.ID, "timeline").text, "the timeline is drawn")
+        bars = browser.execute_script(
+            "return [...document.querySelectorAll('#timeline i.compute')].map(b => [b.offsetLeft, b.offsetWidth])"
+        )
+        assert len(bars) >= 12 + 2  # steps, encode, decode
+        assert max(width for _, width in bars) > 5
+        assert bars == sorted(bars)
         assert len(server.get("/").content) < 200_000
         assert complaints(browser) == []
