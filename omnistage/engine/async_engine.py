@@ -20,12 +20,13 @@ from omnistage.engine.metrics import EngineMetrics
 from omnistage.engine.orchestrator import Orchestrator
 from omnistage.engine.poison import fingerprint
 from omnistage.engine.record import ClientEvent, RequestRecord, Timing
+from omnistage.engine.recorder import Recorder
 from omnistage.engine.text_demands import check_text_demands, with_read_messages
 from omnistage.engine.timeline import Timelines
 from omnistage.engine.work import Ask, WorkModel
 from omnistage.errors import ErrorCode, IntegrityError, OmniError, RequestError
 from omnistage.payload import MultimodalPayload
-from omnistage.request import OmniRequest, OmniRequestOutput
+from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput
 from omnistage.runtime.host import HostFactory, LocalHost
 from omnistage.runtime.stage_runtime import StageRuntime
 
@@ -46,6 +47,7 @@ class AsyncOmniEngine:
         self._runtime: StageRuntime | None = None
         self._maintenance: Maintenance | None = None
         self._draining = False
+        self._recorder = Recorder(config) if config.record.folder else None
 
     @property
     def config(self) -> OmniConfig:
@@ -66,7 +68,9 @@ class AsyncOmniEngine:
         return self._runtime
 
     async def start(self) -> None:
-        """Starts all stages. Raises StageError naming the stage and the cause."""
+        """Starts all stages. Raises StageError naming the stage and the cause, RecordError for a record's folder."""
+        if self._recorder is not None:
+            self._recorder.open()
         self._runtime = StageRuntime(self._config, self._pipeline, self._orchestrator, self._make_host)
         self._orchestrator.attach(self._runtime)
         self._maintenance = Maintenance(self._config, self._orchestrator, self._runtime)
@@ -80,6 +84,8 @@ class AsyncOmniEngine:
             self._orchestrator.abort(request_id)
         if self._runtime is not None:
             await self._runtime.stop()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
 
     async def drain(self) -> None:
         """Admits nothing more and returns when live requests have ended, or after `limits.drain_timeout_s`."""
@@ -115,10 +121,14 @@ class AsyncOmniEngine:
         except OmniError as error:
             self._metrics.count_rejection(error.info.code)
             raise
+        reason = FinishReason.ABORT
         try:
             async for output in self._events(record):
+                reason = output.finish_reason or reason
                 yield output
         finally:
+            if self._recorder is not None:
+                self._recorder.ended(record, reason)
             self._orchestrator.abort(record.id)
             self._orchestrator.drop_events(record)
             self.timelines.end(record.timeline)
@@ -156,6 +166,8 @@ class AsyncOmniEngine:
                 timeline=self.timelines.begin(request, arrived_s),
             )
             self._orchestrator.begin(record)
+            if self._recorder is not None:
+                self._recorder.began(record)
         except BaseException:
             self._admission.leave(ticket, {})
             raise
@@ -179,6 +191,8 @@ class AsyncOmniEngine:
                 continue
             for ready in kept:
                 if ready.output.finished or record.request.stream or ready.epoch == record.epoch:
+                    if self._recorder is not None:
+                        self._recorder.delivered(record, ready)
                     yield self._numbered(record, ready, seqs)
             kept.clear()
             if event.output.finished:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def thread_count(requested: int, *, cores: int, stages: int) -> int:
     """Threads of one stage: `requested`, or an equal share of the cores (at least 1) when it is 0.
@@ -21,3 +23,10 @@ def openmp_environment(threads: int) -> dict[str, str]:
     """
     count = str(threads)
     return {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def use_threads(count: int) -> None:
+    """Threads of the torch calls that this thread makes from now on; nothing where torch is not loaded."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        vars(torch)["set_num_threads"](count)

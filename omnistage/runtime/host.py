@@ -73,8 +73,7 @@ class LocalHost:
             await self._start_process(plans)
 
     def _start_threads(self, plans: list[ReplicaPlan]) -> None:
-        if "torch" not in sys.modules:
-            os.environ.update(_environment(self.plan.threads, keep=True))
+        prepare_process(self.plan.threads)
         self._threads = [
             threading.Thread(
                 target=run_replica,
@@ -118,6 +117,12 @@ class LocalHost:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
+
+
+def prepare_process(threads: int) -> None:
+    """Sets what torch reads when it is imported, for stages in this process; nothing when it is there already."""
+    if "torch" not in sys.modules:
+        os.environ.update(_environment(threads, keep=True))
 
 
 def _reap(process: subprocess.Popen[bytes]) -> int:

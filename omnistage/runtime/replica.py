@@ -7,8 +7,9 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -18,11 +19,13 @@ from omnistage.connectors.arena import Arena, ArenaView
 from omnistage.connectors.hub import ConnectorHub
 from omnistage.connectors.inline import InlineConnector, LocalStore
 from omnistage.connectors.shm import ShmConnector
-from omnistage.errors import ErrorCode, ErrorInfo, OmniError
+from omnistage.errors import ConfigError, ErrorCode, ErrorInfo, OmniError
 from omnistage.faults import Faults
 from omnistage.messages import StageReady
+from omnistage.runtime.journal import SUFFIX, Entry, JournalName, JournalWriter, NotingClock
+from omnistage.runtime.journaled import DeliveredExecutor, JournaledEngine, KeptReadings
 from omnistage.runtime.loop import StageLoop, Waker, report_fatal
-from omnistage.runtime.plan import ReplicaPlan
+from omnistage.runtime.plan import ReplicaId, ReplicaPlan
 from omnistage.stages.base import StageEngine
 from omnistage.stages.factory import build_engine
 
@@ -54,6 +57,62 @@ def run_replica(config: OmniConfig, pipeline: PipelineConfig, plan: ReplicaPlan,
 
 
 @dataclass(frozen=True)
+class EngineSetup:
+    """What the engine of a replica is built from."""
+
+    config: OmniConfig
+    pipeline: PipelineConfig
+    replica: ReplicaId
+    store: LocalStore
+
+    def build(
+        self,
+        wake: Callable[[], None],
+        faults: Faults,
+        executor: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> StageEngine:
+        """See `build_engine`."""
+        stage = self.replica.stage
+        context = StageContext(
+            config=self.config,
+            stage=self.config.stages[stage],
+            spec=next(spec for spec in self.pipeline.variants[self.config.variant].stages if spec.name == stage),
+            model_path=self.config.model_path,
+            replica=self.replica.index,
+            shared=self.store.objects,
+        )
+        with self.store.building:
+            return build_engine(context, wake, faults, executor, clock)
+
+    def journaled(
+        self,
+        wake: Callable[[], None],
+        faults: Faults,
+        note: Callable[[Entry], object],
+        *,
+        executor: Executor | None = None,
+        clock: KeptReadings | None = None,
+    ) -> JournaledEngine:
+        """The same inside a journal; one that is given a clock ends work beside its steps only when told."""
+        kept = clock or NotingClock()
+        threads = executor or ThreadPoolExecutor(1, f"{self.replica.stage}-beside")
+        delivered = DeliveredExecutor(threads, wake)
+        engine = self.build(wake, faults, delivered, kept)
+        return JournaledEngine(engine, note, kept, delivered, delivers=clock is None)
+
+
+def open_journal(config: OmniConfig, replica: ReplicaId) -> JournalWriter[Entry]:
+    """The journal of the replica's next life. Raises ConfigError when the folder cannot be written."""
+    folder = Path(config.record.folder)
+    try:
+        life = len(list(folder.glob(f"{replica.stage}-{replica.index}-*{SUFFIX}")))
+        return JournalWriter(folder / JournalName(replica.stage, replica.index, life).file, config.record.max_mb << 20)
+    except OSError as error:
+        raise ConfigError(f"record.folder: cannot write there: {error.strerror}", param="record.folder") from None
+
+
+@dataclass(frozen=True)
 class Pace:
     """How time passes at a replica: its clock (seconds), who runs what engines do beside their steps (None: their own
     threads), and what stands around the engine."""
@@ -79,16 +138,13 @@ class OpenReplica:
         pace = pace or Pace()
         self._waker = Waker()
         faults = Faults(plan.faults)
-        context = StageContext(
-            config=config,
-            stage=config.stages[plan.replica.stage],
-            spec=next(s for s in pipeline.variants[config.variant].stages if s.name == plan.replica.stage),
-            model_path=config.model_path,
-            replica=plan.replica.index,
-            shared=store.objects,
-        )
-        with store.building:
-            self.engine = pace.around(build_engine(context, self._waker.wake, faults, pace.executor))
+        self._journal = open_journal(config, plan.replica) if config.record.folder else None
+        setup = EngineSetup(config, pipeline, plan.replica, store)
+        if self._journal is None:
+            engine = setup.build(self._waker.wake, faults, pace.executor)
+        else:
+            engine = setup.journaled(self._waker.wake, faults, self._journal.write, executor=pace.executor)
+        self.engine = pace.around(engine)
         faults.hit("engine_built")
         views = {(stage, index): ArenaView(fd) for stage, index, fd in plan.reads}
         shm = ShmConnector(plan.replica.index, Arena(plan.arena_fd), views)
@@ -112,5 +168,7 @@ class OpenReplica:
         return StageReady(pid=os.getpid(), load_s=took_s, rss_bytes=psutil.Process().memory_info().rss)
 
     def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
         self._waker.close()
         self.hub.close()

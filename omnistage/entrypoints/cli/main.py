@@ -44,6 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument("--json", action="store_true", help="machine-readable output")
     _keys(commands.add_parser("keys", help="make an API key for serve --api-keys"))
     _bench(commands.add_parser("bench", help="measure a running server, compare two results"))
+    replay = commands.add_parser("replay", help="run a record of serve --record, or a failed request of it, again")
+    replay.add_argument("record", metavar="DIR", help="folder of the record, or one of its failures/")
     commands.add_parser("doctor", help="check this machine: versions, cores, memory, shared memory, media codecs")
     return parser
 
@@ -55,6 +57,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print nothing but the address")
     parser.add_argument("--trace", metavar="FILE", default=None, help="write a Chrome trace of all requests (Perfetto)")
     parser.add_argument("--api-keys", metavar="FILE", default=None, help="key file: nothing is served without a key")
+    parser.add_argument("--record", metavar="DIR", default=None, help="write a record for omnistage replay into DIR")
 
 
 def _keys(parser: argparse.ArgumentParser) -> None:

@@ -28,7 +28,10 @@ EXIT_FORCED = 130
 def run(arguments: argparse.Namespace) -> int:
     """Serves until signalled. Raises ConfigError when the port is taken, StageError when a stage cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    config = resolve_config(arguments.model, arguments.deploy, overrides_of(arguments))
+    overrides = overrides_of(arguments)
+    if arguments.record is not None:
+        overrides["record.folder"] = str(Path(arguments.record).expanduser().resolve())
+    config = resolve_config(arguments.model, arguments.deploy, overrides)
     keys = read_keys(Path(arguments.api_keys)) if arguments.api_keys is not None else None
     try:
         listener = listen(arguments.host, arguments.port)
