@@ -11,7 +11,6 @@ answers and no batch of 16.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from bench.qwen3_omni_model import CODEBOOK, vocoder_of_released_size, write_checkpoint
 from bench.report import machine, table
-from omnistage.entrypoints.omni import AsyncOmni
+from omnistage.entrypoints.omni import Omni, OmniResult
 from omnistage.models.qwen3_omni.code2wav import lay_out
 from omnistage.models.qwen3_omni.streaming import StreamingVocoder, StreamState
 from omnistage.ops.blocked import choose_layout
@@ -65,20 +64,28 @@ def line(name: str, lengths: Lengths, *, speaks: bool = True) -> dict[str, Any]:
 class Ours:
     """OmniStage in its default deployment: three processes."""
 
-    def __init__(self, omni: AsyncOmni) -> None:
+    def __init__(self, omni: Omni) -> None:
         self._omni = omni
 
-    async def ask(self, name: str, lengths: Lengths, *, speaks: bool = True) -> RequestMetrics:
-        result = (await self._omni.result(line(name, lengths, speaks=speaks))).raise_for_error()
-        assert result.metrics is not None
-        assert len(result.token_ids) == lengths.text
-        return result.metrics
+    def ask(self, name: str, lengths: Lengths, *, speaks: bool = True) -> RequestMetrics:
+        (result,) = self._omni.generate(line(name, lengths, speaks=speaks))
+        return _metrics(result, lengths)
 
-    async def together(self, count: int, lengths: Lengths) -> float:
+    def together(self, count: int, lengths: Lengths) -> float:
         """Seconds until `count` requests are answered."""
         began = time.perf_counter()
-        await asyncio.gather(*(self.ask(f"r{index}", lengths) for index in range(count)))
-        return time.perf_counter() - began
+        results = self._omni.generate([line(f"r{index}", lengths) for index in range(count)])
+        seconds = time.perf_counter() - began
+        for result in results:
+            _metrics(result, lengths)
+        return seconds
+
+
+def _metrics(result: OmniResult, lengths: Lengths) -> RequestMetrics:
+    result.raise_for_error()
+    assert result.metrics is not None
+    assert len(result.token_ids) == lengths.text
+    return result.metrics
 
 
 class Theirs:
@@ -114,32 +121,33 @@ class Theirs:
         return time.perf_counter() - began
 
 
-async def first_audio(ours: Ours, theirs: Theirs, lengths: Lengths) -> str:
-    await ours.ask("warm", QUICK)
-    metrics = await ours.ask("first", lengths)
-    whole = await asyncio.to_thread(theirs.seconds, 1, lengths)
+def first_audio(ours: Ours, theirs: Theirs, lengths: Lengths) -> str:
+    ours.ask("warm", QUICK)
+    theirs.seconds(1, QUICK)
+    metrics = ours.ask("first", lengths)
+    whole = theirs.seconds(1, lengths)
     first = metrics.ttfp_s or 0.0
     row = (f"{lengths.text} / {lengths.frames}", f"{first:.2f}", f"{metrics.e2el_s:.1f}", f"{whole:.1f}")
     head = ("tokens / frames", "TTFP s", "E2EL s", "reference s", "TTFP / reference")
     return table(head, [(*row, f"{100 * first / whole:.1f} %")])
 
 
-async def throughput(ours: Ours, theirs: Theirs, lengths: Lengths, counts: tuple[int, ...]) -> str:
-    alone = await asyncio.to_thread(theirs.seconds, 1, lengths)
+def throughput(ours: Ours, theirs: Theirs, lengths: Lengths, counts: tuple[int, ...]) -> str:
+    alone = theirs.seconds(1, lengths)
     rows = []
     for count in counts:
-        mine = await ours.together(count, lengths)
-        batch = alone if count == 1 else await asyncio.to_thread(theirs.seconds, count, lengths)
+        mine = ours.together(count, lengths)
+        batch = alone if count == 1 else theirs.seconds(count, lengths)
         rates = (f"{count / mine:.3f}", f"{alone * count / mine:.2f}x", f"{batch / mine:.2f}x")
         rows.append((count, f"{mine:.1f}", f"{alone * count:.1f}", f"{batch:.1f}", *rates))
     head = ("at once", "ours s", "one by one s", "batch s", "requests/s", "vs one by one", "vs batch")
     return table(head, rows)
 
 
-async def latencies(ours: Ours, lengths: Lengths) -> str:
+def latencies(ours: Ours, lengths: Lengths) -> str:
     rows = []
     for speaks in (True, False):
-        got = [await ours.ask(f"l{index}", lengths, speaks=speaks) for index in range(3)]
+        got = [ours.ask(f"l{index}", lengths, speaks=speaks) for index in range(3)]
         ttft, tpot = median(m.ttft_s or 0.0 for m in got), median(m.tpot_s or 0.0 for m in got)
         rtf = f"{median(m.rtf or 0.0 for m in got):.2f}" if speaks else "-"
         rows.append(("with speech" if speaks else "text only", f"{ttft * 1e3:.0f}", f"{tpot * 1e3:.1f}", rtf))
@@ -184,22 +192,22 @@ def _decoded_again(module: Any, codes: torch.Tensor, size: int, steps: int) -> f
     return (time.process_time() - began) / steps
 
 
-async def main(*, quick: bool) -> None:
+def main(*, quick: bool) -> None:
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         count = write_checkpoint(Path(folder))
         print(f"{machine()}; {count / 1e6:.0f} M random parameters, float32", flush=True)
         theirs = Theirs(Path(folder))
-        async with AsyncOmni(folder, dtype="float32", kv_memory_mb=512) as omni:
+        with Omni(folder, dtype="float32", kv_memory_mb=512) as omni:
             ours = Ours(omni)
-            print("\n" + await first_audio(ours, theirs, SHORT if quick else LONG), flush=True)
+            print("\n" + first_audio(ours, theirs, SHORT if quick else LONG), flush=True)
             counts, lengths = ((1, 4), QUICK) if quick else ((1, 4, 16), SHORT)
-            print("\n" + await throughput(ours, theirs, lengths, counts), flush=True)
-            print("\n" + await latencies(ours, lengths), flush=True)
+            print("\n" + throughput(ours, theirs, lengths, counts), flush=True)
+            print("\n" + latencies(ours, lengths), flush=True)
     print("\n" + vocoder())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="shorter answers, at most 4 at once")
-    asyncio.run(main(quick=parser.parse_args().quick))
+    main(quick=parser.parse_args().quick)
