@@ -27,6 +27,7 @@ SUPERVISORS = {
     "runtime/replica.py": 1,
     "entrypoints/http/app.py": 1,
     "entrypoints/realtime/socket.py": 1,
+    "testing/stagebench.py": 1,
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

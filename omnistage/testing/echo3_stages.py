@@ -146,6 +146,7 @@ class EchoTalker:
 class WaveState:
     """`codes` are not yet turned into samples; `tail` is what the last code adds to the next samples."""
 
+    chunk_frames: int
     codes: list[int] = field(default_factory=list)
     tail: np.ndarray[tuple[int], np.dtype[np.float32]] = field(
         default_factory=lambda: np.zeros(TAIL_SAMPLES, np.float32)
@@ -164,7 +165,7 @@ class EchoWave:
         self._delay_s = delay_s
 
     def open(self, request: StageRequest) -> WaveState:
-        return WaveState()
+        return WaveState(int(request.params.get("chunk_frames", self._chunk_frames)))
 
     def feed(self, state: WaveState, chunk: InputChunk) -> None:
         if "codes" in chunk.payload.tensors:
@@ -176,15 +177,15 @@ class EchoWave:
         if state.ended:
             return 0
         if state.closed:
-            return max(1, min(self._chunk_frames, len(state.codes)))
-        return self._chunk_frames if len(state.codes) >= self._chunk_frames else 0
+            return max(1, min(state.chunk_frames, len(state.codes)))
+        return state.chunk_frames if len(state.codes) >= state.chunk_frames else 0
 
     def run(self, states: list[WaveState]) -> list[list[Produced]]:
         pause(self._delay_s)
         return [[self._advance(state)] for state in states]
 
     def _advance(self, state: WaveState) -> Produced:
-        codes, state.codes = state.codes[: self._chunk_frames], state.codes[self._chunk_frames :]
+        codes, state.codes = state.codes[: state.chunk_frames], state.codes[state.chunk_frames :]
         state.ended = state.closed and not state.codes
         state.started = state.started or bool(codes)
         state.frames += len(codes)
