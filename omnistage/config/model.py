@@ -236,7 +236,7 @@ class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     enabled: bool = True
     requests: Positive = 128
     spans: Annotated[int, msgspec.Meta(ge=16)] = 512
-    detailed: Positive = 16
+    detailed: Positive = 8
     otlp: str = ""
 
 

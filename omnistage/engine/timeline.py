@@ -110,11 +110,11 @@ class Timeline:
         until = self.ended_s if self.ended_s is not None else now
         spans = [*measured, _span("queue", SERVER, "admission", self.arrived_s, self.admitted_s)]
         for visit in self.visits:
-            end_s = visit.end_s if visit.end_s is not None else until
+            left_s = visit.end_s if visit.end_s is not None else until
             if self.detailed:
-                spans += _waits(visit.lane, visit.start_s, end_s, measured)
+                spans += _waits(visit.lane, visit.start_s, left_s, measured)
             else:
-                spans.append(_span("stage", visit.lane, "stage", visit.start_s, end_s))
+                spans.append(_span("stage", visit.lane, "stage", visit.start_s, left_s))
         spans += self._around_visits(until)
         if self.front is not None:
             spans += self.front.spans()

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 from PIL import Image
 
 from omnistage.engine.async_engine import AsyncOmniEngine
+from omnistage.engine.timeline_view import view_of
 from omnistage.entrypoints.omni import OmniResult, ResultBuilder
 from omnistage.errors import ErrorCode
 from omnistage.faults import Point
@@ -92,6 +94,11 @@ async def test_speech_reaches_the_client_before_the_last_word_from_separate_proc
             events: list[str] = []
             await ask(engine, ASKS[name].request(name), events)
             assert events.index("audio") < events.index("text final"), name
+            timeline = engine.timelines.find(name, "")
+            assert timeline is not None
+            assert view_of(timeline, time.monotonic()).covered >= 0.99
+            computed = {span.lane for span in timeline.spans() if span.kind == "compute"}
+            assert computed == {"thinker", "talker", "code2wav"}
         counts = counters(engine, "code2wav")
         assert counts["frames_computed"] == counts["frames_in"] == counts["frames_out"] > 0
 
