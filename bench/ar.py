@@ -1,10 +1,11 @@
 """The AR engine on SmolLM2-135M against transformers' `generate`, in one process and one thread.
 
-    python -m bench.ar [--quick]
+    python -m bench.ar [--pairs N]
 
 Decode steps at batch 1, 8, 32; 32 requests with staggered arrivals and 8 to 256 output tokens against `generate` in
-batches of 8 in arrival order and `generate_batch`; the share of the linear-layers-only floor; int4 against float32, and
-what int4 costs in perplexity on a text of our own.
+batches of 8 in arrival order and against the library's continuous batching (what `generate_batch` runs, with each
+request's own length) of the same arrivals; the share of a step that the linear layers alone would take, with the
+plain weights of the library; int4 against float32, and what int4 costs in perplexity on a text of our own.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from bench.report import machine, table
 from omnistage.config.model import StageConfig
@@ -38,6 +39,9 @@ TEXT = (
     "and lights the lamp, so that the boats which come home late can find the harbour. In winter the storms are long, "
     "and the keeper reads, repairs nets, and writes letters to a sister in the city, who answers with news and fruit."
 )
+
+
+Job = tuple[list[int], int]
 
 
 def stage(quantization: str = "none") -> StageConfig:
@@ -63,28 +67,35 @@ def request(name: str, prompt: list[int], tokens: int) -> StageRequest:
     return StageRequest(request_id=name, outputs=("text",), params={"token_ids": prompt}, sampling=sampling)
 
 
-def run_engine(engine: AREngine[Any], jobs: list[tuple[list[int], int]], stagger: int = 0) -> float:
-    """Seconds to serve all jobs, one more arriving every `stagger` steps (0: all at once)."""
+def run_engine(engine: AREngine[Any], jobs: list[Job]) -> tuple[float, list[float]]:
+    """Seconds to serve all jobs, one more arriving every second step; and when each arrived."""
     waiting = [request(str(index), prompt, tokens) for index, (prompt, tokens) in enumerate(jobs)]
+    arrivals: list[float] = []
     started, steps = time.perf_counter(), 0
     while waiting or engine.has_work():
-        while waiting and (stagger == 0 or steps >= stagger * (len(jobs) - len(waiting))):
+        if waiting and steps % 2 == 0:
             engine.add(waiting.pop(0))
+            arrivals.append(time.perf_counter() - started)
         engine.step()
         steps += 1
-    return time.perf_counter() - started
-
-
-def decode_seconds(run: Callable[[int], float]) -> float:
-    """Seconds per decode step: a long answer less a short one, so that prefill cancels out."""
-    return (run(NEW_TOKENS) - run(2)) / (NEW_TOKENS - 2)
+    return time.perf_counter() - started, arrivals
 
 
 def ours(engine: AREngine[Any], batch: int) -> float:
-    return decode_seconds(lambda tokens: run_engine(engine, [(prompt, tokens) for prompt in prompts(batch)]))
+    """Seconds of a step that decodes all requests."""
+    for index, prompt in enumerate(prompts(batch)):
+        engine.add(request(str(index), prompt, NEW_TOKENS))
+    steps = []
+    while engine.has_work():
+        started = time.perf_counter()
+        engine.step()
+        steps.append(time.perf_counter() - started)
+    return median(steps[-NEW_TOKENS + 2 :])
 
 
 def reference(model: Any, batch: int) -> float:
+    """Seconds per decode step: a long answer less a short one, so that prefill cancels out."""
+
     def run(tokens: int) -> float:
         ids = torch.tensor(prompts(batch))
         started = time.perf_counter()
@@ -93,25 +104,29 @@ def reference(model: Any, batch: int) -> float:
         )
         return time.perf_counter() - started
 
-    return decode_seconds(run)
+    return (run(NEW_TOKENS) - run(2)) / (NEW_TOKENS - 2)
 
 
 def linear_floor(model: nn.Module, batch: int) -> float:
-    """Seconds for the linear layers alone on so many rows."""
+    """Seconds for the linear layers alone on so many rows, the fastest of three times."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     rows = {layer.in_features: torch.randn(batch, layer.in_features) for layer in layers}
-    started = time.perf_counter()
-    for layer in layers:
-        layer(rows[layer.in_features])
-    return time.perf_counter() - started
+
+    def once() -> float:
+        started = time.perf_counter()
+        for layer in layers:
+            layer(rows[layer.in_features])
+        return time.perf_counter() - started
+
+    return min(once() for _ in range(3))
 
 
-def mixed_jobs() -> list[tuple[list[int], int]]:
+def mixed_jobs() -> list[Job]:
     chance = random.Random(3)
     return [(prompt, chance.choice((8, 16, 32, 64, 128, 256))) for prompt in prompts(32, seed=9)]
 
 
-def generate_in_batches(model: Any, jobs: list[tuple[list[int], int]]) -> float:
+def generate_in_batches(model: Any, jobs: list[Job]) -> float:
     """`generate` eight at a time in arrival order; each batch runs as long as its longest answer."""
     started = time.perf_counter()
     for first in range(0, len(jobs), 8):
@@ -121,6 +136,26 @@ def generate_in_batches(model: Any, jobs: list[tuple[list[int], int]]) -> float:
         model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=longest, min_new_tokens=longest, do_sample=False
         )
+    return time.perf_counter() - started
+
+
+def continuous_batching(model: Any, jobs: list[Job], arrivals: list[float]) -> float:
+    """Transformers' continuous batching of the same arrivals, in seconds from the start."""
+    generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=256)
+    batching = ContinuousBatchingConfig(
+        num_blocks=512, page_size=32, max_batch_tokens=512, use_cuda_graph=False, use_async_batching=False
+    )
+    started = time.perf_counter()
+    with model.continuous_batching_context_manager(generation, continuous_batching_config=batching) as manager:
+        for (prompt, tokens), arrival in zip(jobs, arrivals, strict=True):
+            time.sleep(max(0.0, started + arrival - time.perf_counter()))
+            manager.add_request(prompt, max_new_tokens=tokens)
+        done = 0
+        while done < len(jobs):
+            result = manager.get_result(timeout=60)
+            assert result is not None
+            assert result.error is None
+            done += result.is_finished()
     return time.perf_counter() - started
 
 
@@ -137,8 +172,8 @@ def perplexity(model: CausalTextModel) -> float:
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="one pair instead of five")
-    pairs = 1 if parser.parse_args().quick else 5
+    parser.add_argument("--pairs", type=int, default=5, help="interleaved runs of both sides, 20 minutes for five")
+    pairs = parser.parse_args().pairs
     torch.set_num_threads(1)
     folder: Path = SMOLLM2.locate("")
     whole = AREngine(TorchBackend(CausalTextModel(folder, stage()), stage()), stage())
@@ -157,12 +192,17 @@ def main() -> None:
             (batch, f"{own:.0f}", f"{other:.0f}", f"{against:.2f}x", f"{floor / own:.0%}", f"{small:.0f}",
              f"{median(r[0] / r[2] for r in runs):.2f}x")
         )  # fmt: skip
-    print(table(("batch", "ours ms/step", "generate", "ours is", "linear floor", "int4", "int4 is"), rows))
+    print(table(("batch", "ours ms/step", "generate", "ours is", "linear floor", "int4", "int4 is"), rows), flush=True)
     jobs = mixed_jobs()
-    mixed = [(run_engine(whole, jobs, stagger=2), generate_in_batches(library, jobs)) for _ in range(min(pairs, 2))]
-    print(
-        f"\n32 staggered requests, 8 to 256 tokens: {median(b / a for a, b in mixed):.2f}x of generate in batches of 8"
-    )
+    mixed = []
+    for _ in range(pairs):
+        seconds, arrivals = run_engine(whole, jobs)
+        mixed.append(
+            (generate_in_batches(library, jobs) / seconds, continuous_batching(library, jobs, arrivals) / seconds)
+        )
+    gains = [median(column) for column in zip(*mixed, strict=True)]
+    told = f"{gains[0]:.2f}x of generate in batches of 8, {gains[1]:.2f}x of continuous batching"
+    print(f"\n32 staggered requests, 8 to 256 tokens: {told}", flush=True)
     texts = (CausalTextModel(folder, stage()), CausalTextModel(folder, stage("int4")))
     print(f"perplexity: float32 {perplexity(texts[0]):.3f}, int4 {perplexity(texts[1]):.3f}")
 
