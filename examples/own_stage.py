@@ -22,7 +22,7 @@ def tones(part: Part) -> NDArray[np.float32]:
     steps = np.concatenate(([part.state.get("phase", 0.0)], np.repeat(2 * np.pi * pitch / RATE, SAMPLES)))
     phases = np.cumsum(steps)
     part.state["phase"] = float(phases[-1])
-    return (0.2 * np.sin(phases[:-1]))[None].astype(np.float32)
+    return np.asarray(0.2 * np.sin(phases[:-1])[None], np.float32)
 
 
 speller = pipeline("speller", spell, tones, outputs=["spell.letters"])

@@ -74,7 +74,7 @@ def test_no_function_is_too_long_too_deep_or_takes_too_much() -> None:
 
 
 def test_framework_stays_small() -> None:
-    lines = sum(len(f.read_text().splitlines()) for f in FILES if not name_of(f).startswith("models/"))
+    lines = sum(len(f.read_text().splitlines()) for f in FILES if not name_of(f).startswith(("models/", "testing/")))
     assert lines < FRAMEWORK_LINES
 
 

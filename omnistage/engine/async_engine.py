@@ -191,8 +191,6 @@ class AsyncOmniEngine:
                 continue
             for ready in kept:
                 if ready.output.finished or record.request.stream or ready.epoch == record.epoch:
-                    if self._recorder is not None:
-                        self._recorder.delivered(record, ready)
                     yield self._numbered(record, ready, seqs)
             kept.clear()
             if event.output.finished:
@@ -208,6 +206,8 @@ class AsyncOmniEngine:
             if event.output.error is None:
                 self._metrics.observe_request(record.request.task, metrics)
             return msgspec.structs.replace(event.output, metrics=metrics)
+        if self._recorder is not None:
+            self._recorder.delivered(record, event)
         seqs[event.source] += 1
         return msgspec.structs.replace(event.output, seq=seqs[event.source] - 1)
 

@@ -73,7 +73,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     def make(self) -> Target:
         """What is called: the function itself, or a new object of the class."""
         made: Any = self.run
-        return made() if inspect.isclass(made) else made  # type: ignore[no-any-return]
+        target: Target = made() if inspect.isclass(self.run) else made
+        return target
 
 
 def stage(

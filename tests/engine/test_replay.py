@@ -86,6 +86,21 @@ async def test_stage_that_died_is_replayed_in_each_of_its_lives(tmp_path: Path) 
     assert (report.difference, report.answers, report.cut_off) == (None, 1, [])
 
 
+@pytest.mark.slow
+async def test_record_of_real_weights_in_processes_replays(tmp_path: Path) -> None:
+    """Sampled without seeds, streamed, one aborted while it is spoken."""
+    async with running("smol-speech", {"placement": "process", "record.folder": str(tmp_path / "r")}) as engine:
+        sampling = {"thinker": {"temperature": 0.8, "max_tokens": 24}}
+        prompts = ["What is the capital of France?", "Tell me a story.", "Count to five."]
+        asked = [OmniRequest(id=f"r{i}", prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
+        await asyncio.gather(*(take(engine, r, 16 if r.id == "r1" else None) for r in asked))
+    read = ReadRecord(tmp_path / "r")
+    assert any(part.name == "audio" and part.nbytes > 100_000 for part in read.answers["r0"].parts)
+    report = await asyncio.to_thread(Replay(read).run)
+    assert (report.difference, report.answers, report.cut_off) == (None, 3, [])
+    assert report.schedule == report.recorded_schedule
+
+
 async def test_other_bytes_are_placed_by_stage_step_and_request(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = EchoWave.run
 
