@@ -84,12 +84,11 @@ class Orchestrator:
         return active_edges(self._variant.edges, plan, frozenset({PROGRESS} if progress else ()))
 
     def check_runnable(self, plan: RequestPlan) -> None:
-        """Raises RequestError (503) naming the first stage of the plan that has no replica ready."""
+        """Raises RequestError (503) naming the first stage of the plan that no replica is up or expected back for."""
         for stage in plan.stages:
-            if not any(replica.ready or replica.planned for replica in self.runtime.of_stage(stage)):
-                raise RequestError(
-                    f"stage {stage} is not ready", code=ErrorCode.UNAVAILABLE, stage=stage, retry_after_s=1.0
-                )
+            if not any(replica.expected for replica in self.runtime.of_stage(stage)):
+                text = f"stage {stage} is not ready"
+                raise RequestError(text, code=ErrorCode.UNAVAILABLE, stage=stage, retry_after_s=1.0)
 
     def sampling_for(self, record: RequestRecord, stage: str) -> SamplingParams:
         settings = self._config.stages[stage]
@@ -469,19 +468,21 @@ class Orchestrator:
             for ack in [ack for ack in record.acks if ack[0] == replica.id]:
                 record.acks.discard(ack)
             visit = record.visits.get(replica.id.stage)
-            if not record.ending and visit is not None and visit.replica == replica.id and visit.state == "active":
+            if not record.ending and visit is not None and visit.replica == replica.id and visit.state != "ended":
                 self._replay_or_fail(record, replica, cause)
             self._maybe_forget(record)
 
     def _replay_or_fail(self, record: RequestRecord, replica: Replica, cause: str) -> None:
         """Runs a request again from its inputs unless the client has bytes that derive from the dead stage."""
         stage = replica.id.stage
+        parked = record.visits[stage].state == "parked"
+        if parked and replica.expected:
+            return
         record.visits[stage].state = "ended"
-        if record.delivered_stages & record.descendants(stage) or record.epoch >= MAX_REPLAYS:
-            if self._quarantine.alone(stage, record.id):
+        if not replica.expected or record.epoch >= MAX_REPLAYS or record.delivered_stages & record.descendants(stage):
+            if not parked and self._quarantine.alone(stage, record.id):
                 self.poison.note(record.request, record.media, stage)
-            info = ErrorInfo(ErrorCode.STAGE_DIED, f"stage {stage} died ({cause})", stage=stage)
-            self.fail(record, info)
+            self.fail(record, ErrorInfo(ErrorCode.STAGE_DIED, f"stage {stage} died ({cause})", stage=stage))
             return
         if record.epoch == MAX_REPLAYS - 1:
             self._quarantine.suspect(stage, record.id)

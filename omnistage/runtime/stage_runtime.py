@@ -42,6 +42,8 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_LAST_S = 10.0
 # A replica that was up this long begins its pauses anew.
 STABLE_S = 5.0
+# One that died so often in quick succession is not waited for any more.
+PATIENT_FAILURES = 3
 
 State = Literal["starting", "ready", "draining", "sleeping", "restarting", "failed", "stopped"]
 
@@ -86,6 +88,12 @@ class Replica:
     @property
     def ready(self) -> bool:
         return self.state == "ready"
+
+    @property
+    def expected(self) -> bool:
+        """True when requests may wait for it: it is up, or down for a restart that should bring it back."""
+        coming = self.state in ("starting", "restarting") and self.failures <= PATIENT_FAILURES
+        return self.ready or self.planned or coming
 
     def outbox(self) -> ToStage:
         """What the replica will be told at the end of this turn; lost when it is down."""

@@ -176,6 +176,8 @@ class VirtualHost:
         for plan in plans:
             sock = socket.socket(fileno=plan.socket_fd)
             self.replicas[plan.replica] = self._open(plan, sock)
+        if self._killed:
+            self.kill()
 
     def _open(self, plan: ReplicaPlan, sock: socket.socket) -> VirtualReplica:
         config, pipeline, store = self._setup
@@ -194,6 +196,7 @@ class VirtualHost:
         return "killed" if self._killed else "ended"
 
     def kill(self) -> None:
+        """Ends it; one that has not started yet never runs."""
         self._killed = True
         for replica in self.replicas.values():
             replica.close()
