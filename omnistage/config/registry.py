@@ -20,7 +20,7 @@ PIPELINES: dict[str, str] = {
     "tiny-shapes": "omnistage.models.tiny_shapes.pipeline:PIPELINE",
     "echo3": "omnistage.testing.echo3:PIPELINE",
     "toydit": "omnistage.testing.toydit:PIPELINE",
-    "ar2dit": "omnistage.testing.toydit:AR2DIT",
+    "ar2dit": "omnistage.testing.ar2dit:PIPELINE",
 }
 # Single-file checkpoints, by suffix.
 FILE_PIPELINES: dict[str, str] = {".gguf": "causal-lm"}

@@ -31,7 +31,7 @@ _TALKER_EOS = CODEBOOK
 _MAX_LEN = 1 << 14
 
 
-def _limits(context: StageContext, eos: int) -> BackendLimits:
+def limits_of(context: StageContext, eos: int) -> BackendLimits:
     blocks = max(1, (context.stage.kv_memory_mb << 20) // (64 * context.stage.block_size))  # 64 bytes stand for a token
     return BackendLimits(
         total_blocks=blocks,
@@ -214,11 +214,11 @@ def _delay(context: StageContext) -> float:
 
 
 def thinker(context: StageContext) -> ARBackend[ThinkerState]:
-    return EchoThinker(_limits(context, EOS), _delay(context))
+    return EchoThinker(limits_of(context, EOS), _delay(context))
 
 
 def talker(context: StageContext) -> ARBackend[TalkerState]:
-    return EchoTalker(_limits(context, _TALKER_EOS), _delay(context))
+    return EchoTalker(limits_of(context, _TALKER_EOS), _delay(context))
 
 
 def wave(context: StageContext) -> GenerationModel[WaveState]:

@@ -22,38 +22,27 @@ from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
 
-_DELAY = OptionSpec(type="float", default=0.0, minimum=0.0, maximum=10.0, help="seconds that each step sleeps")
-_MODALITIES = ("image", "progress", "partial", "latents")
+DELAY = OptionSpec(type="float", default=0.0, minimum=0.0, maximum=10.0, help="seconds that each step sleeps")
+MODALITIES = ("image", "progress", "partial", "latents")
 
-_STAGE = StageSpec(
+STAGE = StageSpec(
     name="dit",
     kind="diffusion",
     component="omnistage.testing.toydit_stage:dit",
     inputs={"text": "text"},
-    outputs={name: name for name in _MODALITIES},
+    outputs={name: name for name in MODALITIES},
     options={
         "batching": BATCHING,
-        "step_delay_s": _DELAY,
-        "decode_delay_s": _DELAY,
+        "step_delay_s": DELAY,
+        "decode_delay_s": DELAY,
     },
     defaults={"max_num_seqs": 64, "token_budget": 1 << 16, "arena_mb": 8},
     capabilities=frozenset({"image", "seed", "step_batching", "request_batching", "partial_images"}),
     torch=False,
 )
-_THINKER = StageSpec(
-    name="thinker",
-    kind="ar",
-    component="omnistage.testing.echo3_stages:thinker",
-    outputs={"text": "text"},
-    options={"step_delay_s": _DELAY},
-    defaults={"kv_memory_mb": 1, "max_num_seqs": 64, "arena_mb": 1},
-    objective="ttft",
-    torch=False,
-)
-# The prompt is an input of the stage, so that another stage can write it: see AR2DIT.
 _EDGES = (
     EdgeSpec("client.text", "dit.text"),
-    *(EdgeSpec(f"dit.{name}", f"client.{name}") for name in _MODALITIES),
+    *(EdgeSpec(f"dit.{name}", f"client.{name}") for name in MODALITIES),
 )
 
 
@@ -62,14 +51,6 @@ def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: Omni
     prompt, params, outputs = read_request(request, media)
     text = ClientInput(port="text", payload=MultimodalPayload.text(prompt))
     return RequestPlan(stages=("dit",), params={"dit": params}, inputs=[text], outputs=outputs)
-
-
-def plan_with_thinker(request: OmniRequest, media: dict[str, MultimodalPayload], config: OmniConfig) -> RequestPlan:
-    """The same picture, of the text that the thinker writes: its prompt, as far as max_tokens goes."""
-    prompt, params, outputs = read_request(request, media)
-    return RequestPlan(
-        stages=("thinker", "dit"), params={"thinker": {"prompt": prompt}, "dit": params}, outputs=outputs
-    )
 
 
 def read_request(
@@ -82,9 +63,9 @@ def read_request(
     if prompt is None:
         raise RequestError("prompt is required", param="prompt")
     wanted = tuple(request.modalities or ("image",))
-    unknown = sorted(set(wanted) - set(_MODALITIES))
+    unknown = sorted(set(wanted) - set(MODALITIES))
     if unknown:
-        raise RequestError(f"no modality {unknown[0]!r}; toydit gives {', '.join(_MODALITIES)}", param="modalities")
+        raise RequestError(f"no modality {unknown[0]!r}; toydit gives {', '.join(MODALITIES)}", param="modalities")
     params = dict(request.params)
     size = params.pop("size", "auto")
     if size != "auto":
@@ -96,21 +77,8 @@ def read_request(
 
 PIPELINE = PipelineConfig(
     name="toydit",
-    variants={"default": Variant(stages=(_STAGE,), edges=_EDGES)},
+    variants={"default": Variant(stages=(STAGE,), edges=_EDGES)},
     plan=plan,
     tasks=("image", "chat"),
     description="closed-form test pipeline: a picture that is a known function of prompt, seed, steps and guidance",
-)
-
-AR2DIT = PipelineConfig(
-    name="ar2dit",
-    variants={
-        "default": Variant(
-            stages=(_THINKER, _STAGE),
-            edges=(*_EDGES, EdgeSpec("thinker.text", "dit.text")),
-        )
-    },
-    plan=plan_with_thinker,
-    tasks=("image", "chat"),
-    description="closed-form test pipeline: an AR stage whose every token shapes the picture of toydit",
 )

@@ -1,4 +1,4 @@
-"""toydit and ar2dit through the whole runtime: every picture is the one that the formula gives."""
+"""toydit through the whole runtime: every picture is the one that the formula gives."""
 
 from __future__ import annotations
 
@@ -78,12 +78,3 @@ async def test_bad_parameter_names_itself() -> None:
         result = await answer(engine, id="a", prompt="p", params={"width": 12})
     assert result.error is not None
     assert (result.error.code, result.error.param, result.error.stage) == (ErrorCode.INVALID_REQUEST, "width", "dit")
-
-
-@pytest.mark.parametrize("placement", ["inline", "process"])
-async def test_picture_of_ar2dit_depends_on_every_token_of_the_thinker(placement: str) -> None:
-    async with running("ar2dit", {"placement": placement}) as engine:
-        whole = await answer(engine, id="a", prompt="hello", seed=1)
-        cut = await answer(engine, id="b", prompt="hello", seed=1, sampling={"thinker": {"max_tokens": 4}})
-    assert_picture(whole.tensors["image"], "hello", 1)
-    assert_picture(cut.tensors["image"], "hell", 1)
