@@ -18,6 +18,7 @@ from omnistage.engine.record import ClientEvent, RequestRecord
 from omnistage.engine.record_files import FAILURES, Began, Ended, RecordFolder, header_of
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, OmniRequest
+from omnistage.runtime.journal import RecordError
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +68,8 @@ class Recorder:
         """The client gets nothing more of a request."""
         entry = Ended(id=record.id, reason=reason.value, parts=self._hashes.pop(record.id).parts(), error=record.error)
         self._later(lambda folder: folder.note(entry))
-        if record.error is not None:
-            self._later(lambda folder: self._bundle(folder.folder, record, entry))
+        if record.error is not None and not self._closed:
+            self._writer.submit(self._keep_failed, record, entry)
 
     def _later(self, write: Callable[[RecordFolder], bool]) -> None:
         if not self._closed:  # what ends with the engine has no end in the record
@@ -80,33 +81,38 @@ class Recorder:
             return
         try:
             self._full = not write(folder)
-            if self._full:
-                logger.error("the record has reached record.max_mb = %d and ends here", self._settings.max_mb)
         except OSError as error:
             self._full = True
             logger.error("the record cannot be written any more: %s", error.strerror)
 
-    def _bundle(self, folder: Path, record: RequestRecord, entry: Ended) -> bool:
+    def _keep_failed(self, record: RequestRecord, entry: Ended) -> None:
+        try:
+            self._bundle(record, entry)
+        except (OSError, RecordError) as error:
+            logger.error("no bundle of failed request %s: %s", record.id, error)
+
+    def _bundle(self, record: RequestRecord, entry: Ended) -> None:
         nbytes = sum(payload.nbytes for payload in (*record.media.values(), *_inputs(record).values()))
         if nbytes > self._settings.bundle_mb << 20:
             logger.warning("failed request %s is too large for a bundle (record.bundle_mb)", record.id)
-            return True
+            return
         self._failures += 1
         name = f"{self._failures:06d}-{_UNFIT.sub('_', record.id)[:_NAME_CHARS]}"
         header = header_of("bundle", self._config, self._started_s)
-        bundle = RecordFolder(folder / FAILURES / name, header, 2 * self._settings.bundle_mb << 20)
+        failures = Path(self._settings.folder) / FAILURES
+        bundle = RecordFolder(failures / name, header, 2 * self._settings.bundle_mb << 20)
         _write_beginning(bundle, record, 0.0)
         bundle.note(entry)
         bundle.close()
-        for old in sorted((folder / FAILURES).iterdir())[: -self._settings.bundles]:
+        for old in sorted(failures.iterdir())[: -self._settings.bundles]:
             shutil.rmtree(old)
-        return True
 
 
 def _write_beginning(folder: RecordFolder, record: RequestRecord, arrived_s: float) -> bool:
     inputs = {name: folder.keep(payload) for name, payload in _inputs(record).items()}
     media = {name: folder.keep(payload) for name, payload in record.media.items()}
     if None in (*inputs.values(), *media.values()):
+        logger.error("the record ends here: its media have reached record.max_mb")
         return False
     return folder.note(
         Began(

@@ -7,16 +7,19 @@ each, and every reading of the clock. Each entry carries a hash over itself and 
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from omnistage.errors import ErrorCode, OmniError
 from omnistage.request import StageRequest
+
+logger = logging.getLogger(__name__)
 
 SUFFIX = ".journal"
 DIGEST_BYTES = 8
@@ -115,21 +118,32 @@ class JournalName(msgspec.Struct, frozen=True):
 class JournalWriter(Generic[T]):
     """Appends to a new file, every entry at once, up to `max_bytes`. Raises FileExistsError for a file that exists."""
 
-    def __init__(self, file: Path, max_bytes: int) -> None:
-        self._file = file.open("xb", buffering=0)
+    def __init__(self, file: Path, max_bytes: int, mode: Literal["xb", "wb"] = "xb") -> None:
+        self._file = file.open(mode, buffering=0)
         self._chain = hashlib.blake2b(file.name.encode(), digest_size=DIGEST_BYTES)
         self._left = max_bytes
+        self._ended = False
         self._encode = msgspec.msgpack.Encoder().encode
 
     def write(self, entry: T) -> bool:
-        """False, from then on, for an entry that the file has no room for: the record ends before it."""
+        """False, from then on, for an entry that the file or the disk has no room for: the record ends before it."""
+        if self._ended:
+            return False
         raw = self._encode(entry)
         self._left -= len(raw) + DIGEST_BYTES + _LENGTH_BYTES
         if self._left < 0:
-            return False
+            return self._end("its bound is reached")
         self._chain.update(raw)
-        self._file.write(len(raw).to_bytes(_LENGTH_BYTES, "little") + self._chain.digest() + raw)
+        try:
+            self._file.write(len(raw).to_bytes(_LENGTH_BYTES, "little") + self._chain.digest() + raw)
+        except OSError as error:
+            return self._end(error.strerror or "it cannot be written")
         return True
+
+    def _end(self, why: str) -> bool:
+        self._ended = True
+        logger.error("record %s ends here: %s", self._file.name, why)
+        return False
 
     def close(self) -> None:
         self._file.close()

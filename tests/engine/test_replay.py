@@ -54,7 +54,7 @@ async def echo(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [
-        ("echo3", {"placement": "process"}),
+        pytest.param("echo3", {"placement": "process"}, marks=pytest.mark.slow),
         ("echo3", INLINE | {"max_num_seqs": 2, "edges": {"talker->wave": {"max_inflight": 2}}}),
         ("echo3", INLINE | {"stages": {"wave": {"replicas": 2}}}),
         ("toydit", INLINE),
@@ -74,6 +74,7 @@ async def test_record_replays_to_the_same_bytes_and_schedule(
     assert report.steps > 1
 
 
+@pytest.mark.slow
 async def test_stage_that_died_is_replayed_in_each_of_its_lives(tmp_path: Path) -> None:
     kill = {"point": "before_step", "action": "kill", "after": 20}
     overrides = {"placement": "process", "stages": {"talker": {"faults": [kill]}}, "record.folder": str(tmp_path / "r")}

@@ -50,6 +50,13 @@ def test_full_journal_ends_before_the_entry_that_does_not_fit(tmp_path: Path) ->
     assert file.stat().st_size <= 60
 
 
+def test_full_disk_ends_the_record_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    writer: JournalWriter[Entry] = JournalWriter(Path("/dev/full"), 1 << 20, mode="wb")
+    assert [writer.write(entry) for entry in ENTRIES] == [False] * 3
+    assert [record.message for record in caplog.records] == ["record /dev/full ends here: No space left on device"]
+    writer.close()
+
+
 def test_entry_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "a-0-0.journal"
     written(file)

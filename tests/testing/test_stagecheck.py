@@ -18,7 +18,7 @@ FRAMES = Array("frames", "float32", (None, 3))
 LEVELS = Array("levels", "float32", (None,))
 CHUNK = 4
 _chance = np.random.default_rng(7)
-LONG, SHORT = (_chance.normal(size=(rows, 3)).astype(np.float32) for rows in (23, 6))
+LONG, SHORT = (_chance.normal(size=(rows, 3)).astype(np.float32) for rows in (13, 6))
 EXAMPLES = [{"frames": LONG}, {"frames": SHORT}, {"frames": LONG[:9]}]
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
