@@ -145,6 +145,12 @@ class VirtualReplica:
         else:
             self._loop.add_reader(self._socket, self._turn)
 
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when the books of the engine or of its connectors do not add up."""
+        if self._open:
+            self.parts.engine.check_integrity()
+            self.parts.hub.check_integrity()
+
     def close(self) -> None:
         """The end, by shutdown or by kill: what was not sent is lost."""
         if not self._open:
