@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from multiprocessing import shared_memory
+from multiprocessing import resource_tracker, shared_memory
 from statistics import median
 
 import msgspec
@@ -165,6 +165,7 @@ def connector() -> list[tuple[str, ...]]:
 
 
 def main() -> None:
+    resource_tracker.ensure_running()  # one for all processes, or those that only read would tell of leaks
     print(machine() + "\n")
     print(table(("payload", "arena connector", "plain connector", "ratio"), connector()))
     print()

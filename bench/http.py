@@ -16,10 +16,11 @@ import psutil
 import uvloop
 
 from bench.report import machine, table
-from omnistage.config.model import OmniConfig, PipelineConfig
+from omnistage.config.model import OmniConfig, PipelineConfig, TraceConfig
 from omnistage.config.registry import load_pipeline
 from omnistage.config.resolve import resolve_config
 from omnistage.engine.client import Health
+from omnistage.engine.timeline import Timelines
 from omnistage.entrypoints.http.app import create_app
 from omnistage.entrypoints.http.server import HttpServer, listen
 from omnistage.payload import MultimodalPayload
@@ -39,6 +40,7 @@ class InstantEngine:
     def __init__(self) -> None:
         self.config: OmniConfig = resolve_config("echo3")
         self.pipeline: PipelineConfig = load_pipeline("echo3")
+        self.timelines = Timelines(TraceConfig(enabled=False))
 
     async def generate(
         self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None
