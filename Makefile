@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := omnistage tests examples bench
 
-.PHONY: install serve demo test check unit slow soak format clean
+.PHONY: install serve demo test check unit slow soak fuzz format clean
 
 install: .venv/.installed
 
@@ -38,6 +38,11 @@ slow: install
 # Mixed load, disconnects and killed stages for 20 minutes; SOAK_S=60 for a short one.
 soak: install
 	$(BIN)/python -m tests.reliability.soak --seconds $(or $(SOAK_S),1200)
+
+# Property tests and decoders of outside bytes, fifty times as long as in `make test` and with new examples.
+fuzz: install
+	$(BIN)/python -m pytest --hypothesis-profile=fuzz --timeout=0 tests/security/test_decoders.py \
+		tests/entrypoints/http/test_fuzz.py tests/engine/test_engine_machine.py tests/stages/ar/test_engine_machine.py
 
 format: install
 	$(BIN)/ruff check --fix $(SOURCES)

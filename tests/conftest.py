@@ -8,6 +8,9 @@ import pytest
 
 from omnistage.models.smollm2 import SMOLLM2
 from omnistage.weights import default_cache_dir
+from tests import fuzzing
+
+fuzzing.register()
 
 
 @pytest.fixture(scope="session")

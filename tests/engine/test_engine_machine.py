@@ -25,6 +25,7 @@ from omnistage.stages.base import StepOutput
 from omnistage.testing.closed_form import text_of_wave
 from omnistage.testing.leakcheck import settled
 from omnistage.testing.virtual import Stages, VirtualLoop
+from tests.fuzzing import examples
 
 STAGES = ("thinker", "talker", "wave")
 FAULTS = st.tuples(st.sampled_from(STAGES), st.sampled_from(("drop", "duplicate")), st.integers(0, 60))
@@ -205,5 +206,5 @@ class WholeEngine(RuleBasedStateMachine):
 
 TestWholeEngine = pytest.mark.slow(WholeEngine.TestCase)
 TestWholeEngine.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(40), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -127,7 +127,8 @@ def test_urgent_requests_are_let_in_and_answered_first_and_the_others_keep_their
     assert refused[1] < 0.03
     assert refused[1] < refused[0] < refused[-1]
     waited = {level: mean(f.latency_s for f in fates if f.done < 1e9) for level, fates in by_class.items()}
-    assert waited[1] < 0.7 * waited[0]  # a turn is shared with up to seven others, urgent or not
+    assert waited[1] < waited[0] < waited[-1]
+    assert waited[1] < 0.5 * waited[-1]
     assert over.kept(SLO_S) >= 0.99
 
 

@@ -25,10 +25,11 @@ from omnistage.messages import MAX_FRAME_BYTES, FrameBuffer, FromStage, ToStage
 from omnistage.payload import PayloadHeader, TensorHeader, read_payload
 from omnistage.runtime.plan import WorkerPlan
 from tests.entrypoints.http.test_fuzz import shared_app
+from tests.fuzzing import examples, repeatable
 from tests.security.corpus import COUNT, broken, good
 
 LIMITS = LimitsConfig(max_audio_s=5, max_image_pixels=1 << 16, max_video_frames=30)
-MORE = settings(max_examples=120, deadline=None, derandomize=True)
+MORE = settings(max_examples=examples(120), deadline=None, derandomize=repeatable())
 ALLOWED = {ErrorCode.UNSUPPORTED_MEDIA, ErrorCode.TOO_LARGE, ErrorCode.INVALID_REQUEST}
 
 

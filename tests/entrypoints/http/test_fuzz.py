@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from omnistage.entrypoints.http import schema
 from omnistage.entrypoints.http.app import HttpApp, create_app
 from tests.entrypoints.http.fake_engine import FakeEngine
+from tests.fuzzing import examples, repeatable
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 BASES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -100,14 +101,14 @@ def check(path: str, field: str, value: Any) -> int:
     return status
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=examples(12), deadline=None, derandomize=repeatable())
 @pytest.mark.parametrize(("path", "field"), FIELDS)
 @given(value=any_json)
 def test_any_json_in_any_field(path: str, field: str, value: Any) -> None:
     check(path, field, value)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=repeatable())
 @given(value=messages)
 def test_any_messages(value: list[Any]) -> None:
     check("/v1/chat/completions", "messages", value)
