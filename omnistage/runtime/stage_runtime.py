@@ -21,7 +21,7 @@ from omnistage.connectors.shm import ShmConnector
 from omnistage.errors import StageError
 from omnistage.messages import Extent, FromStage, StageReady, ToStage
 from omnistage.runtime.host import Host, HostFactory, LocalHost, replica_socket
-from omnistage.runtime.link import Link
+from omnistage.runtime.link import Link, Outgoing
 from omnistage.runtime.plan import (
     MAIN_HOST,
     HostPlan,
@@ -117,6 +117,7 @@ class StageRuntime:
         self._variant = variant_of(config, pipeline)
         self._plans = host_plans(config)
         self._store = LocalStore()
+        self._outgoing = Outgoing()
         self._hosts: dict[str, Host] = {}
         self._arenas: dict[ReplicaId, int] = {}
         self._changed = asyncio.Event()
@@ -250,7 +251,7 @@ class StageRuntime:
         for replica_id in plan.replicas:
             replica = self.replicas[replica_id]
             ours, theirs = replica_socket()
-            replica.link = Link(self._hears(replica), self._closes(replica, host))
+            replica.link = Link(self._outgoing, self._hears(replica), self._closes(replica, host))
             await loop.create_unix_connection(partial(_same, replica.link), sock=ours)
             replica_plans.append(self._replica_plan(replica_id, theirs))
         await host.start(replica_plans)
