@@ -65,12 +65,12 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, model: str, *arguments: str) -> Iterator[Server]:
-    """A server that is ready; killed at the end with its children if it has not ended by itself."""
+def serving(folder: Path, model: str, *arguments: str, cwd: Path | None = None) -> Iterator[Server]:
+    """A server that is ready; killed at the end with its children if it has not ended by itself. Its log is in `folder`."""
     log = folder / "serve.log"
     command = [sys.executable, "-m", "omnistage", "serve", model, "--port", "0", "--quiet", *arguments]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd)
     family: list[psutil.Process] = []
     try:
         server = Server(process, log)
