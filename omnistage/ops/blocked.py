@@ -7,22 +7,16 @@ decode steps); on one row plain weights are about a tenth faster (`python -m ben
 
 from __future__ import annotations
 
-import os
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from omnistage.errors import ConfigError
-
-LayoutName = Literal["auto", "plain", "blocked", "both"]
+from omnistage.ops.layout_rule import LayoutName, automatic_layout
 
 # From this many rows on blocks win.
 _MANY_ROWS = 4
 # The length for which a convolution's blocks are chosen; they serve any other.
 _TYPICAL_LENGTH = 128
-# Weights of at most this share of the machine's memory are held twice.
-_SMALL_SHARE = 1 / 16
 
 
 class BlockedLinear(nn.Module):
@@ -99,10 +93,7 @@ def choose_layout(requested: LayoutName, model: nn.Module, memory_bytes: int | N
     weight = next(model.parameters())
     possible = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if requested == "auto":
-        if not possible:
-            return "plain"
-        total = physical_memory() if memory_bytes is None else memory_bytes
-        return "both" if parameter_bytes(model) <= total * _SMALL_SHARE else "blocked"
+        return automatic_layout(parameter_bytes(model), memory_bytes) if possible else "plain"
     if requested != "plain" and not possible:
         raise ConfigError(f"weight_layout {requested}: blocks are for float32 on a CPU", param="weight_layout")
     return requested
@@ -163,8 +154,3 @@ def _one(padding: str | tuple[int, ...]) -> int:
 
 def parameter_bytes(model: nn.Module) -> int:
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())
-
-
-def physical_memory() -> int:
-    """Of the machine, in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -11,14 +11,13 @@ from omnistage.ops.blocked import (
     BlockedConv1d,
     BlockedConvTranspose1d,
     BlockedLinear,
-    LayoutName,
     block_convolutions,
     block_linear,
     block_linears,
     choose_layout,
     parameter_bytes,
-    physical_memory,
 )
+from omnistage.ops.layout_rule import LayoutName, physical_memory
 
 torch.manual_seed(4)
 

@@ -39,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     _serve(commands.add_parser("serve", help="start the OpenAI-compatible server"))
     _generate(commands.add_parser("generate", help="answer a file of requests offline"))
     _chat(commands.add_parser("chat", help="talk to a model in the terminal"))
+    _plan(commands.add_parser("plan", help="what a deployment starts and whether its memory suffices; loads nothing"))
     _config(commands.add_parser("config", help="show the resolved configuration"))
     models = commands.add_parser("models", help="list built-in pipelines and what they take and give")
     models.add_argument("--json", action="store_true", help="machine-readable output")
@@ -77,6 +78,15 @@ def _chat(parser: argparse.ArgumentParser) -> None:
     _model(parser)
     parser.add_argument("--system", default=None, help="system prompt")
     parser.add_argument("--speak", metavar="DIR", default=None, help="write each spoken answer as DIR/<turn>.wav")
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    parser.add_argument("--json", action="store_true", help="machine-readable output, sizes in bytes")
+    parser.add_argument(
+        "--memory-mb", type=_positive, default=None, help="MiB of each device (default: this machine's)"
+    )
+    parser.add_argument("--tokens", type=_positive, default=0, help="typical length of a request, for the streams")
 
 
 def _config(parser: argparse.ArgumentParser) -> None:

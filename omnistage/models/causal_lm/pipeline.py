@@ -6,6 +6,7 @@ from typing import Any
 
 from omnistage.config.model import EdgeSpec, OmniConfig, PipelineConfig, RequestPlan, StageSpec, TextMarkup, Variant
 from omnistage.errors import RequestError
+from omnistage.models.causal_lm.footprint import footprint
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 
@@ -74,4 +75,5 @@ PIPELINE = PipelineConfig(
     tasks=("chat", "completion"),
     architectures=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
     description="any Llama-like language model from a folder or a GGUF file: text in, text out",
+    footprint=footprint,
 )

@@ -6,13 +6,22 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omnistage.errors import ConfigError
 
 TASK_STEPS = 35
 MODULAR_STEPS = 50
 _SCHEDULERS = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
+
+Tower = Literal["both", "understanding", "generation"]
+
+_UNDERSTANDING_ATTENTION = frozenset({"to_q", "to_k", "to_v", "to_out", "norm_q", "norm_k", "k_norm_und_for_gen"})
+_UNDERSTANDING_LAYER = frozenset({"input_layernorm", "post_attention_layernorm", "mlp"})
+_UNDERSTANDING_TOP = frozenset({"embed_tokens", "norm"})
+_UNUSED = frozenset({"lm_head"})
+# Computed in float32 whatever the dtype of the rest.
+FLOAT32_PREFIX = "time_embedder."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,3 +123,15 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"cosmos3: {what} is no JSON object")
     return content
+
+
+def tower_of(name: str) -> Tower | None:
+    """The tower that the transformer weight `name` belongs to; None for the text head, which nothing here reads."""
+    parts = name.split(".")
+    if parts[0] in _UNUSED:
+        return None
+    if parts[0] != "layers":
+        return "understanding" if parts[0] in _UNDERSTANDING_TOP else "generation"
+    part = parts[3] if parts[2] == "self_attn" else parts[2]
+    known = _UNDERSTANDING_ATTENTION if parts[2] == "self_attn" else _UNDERSTANDING_LAYER
+    return "understanding" if part in known else "generation"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, Cosmos3AVAEAudioTokenizer, Cosmos3OmniTransformer
@@ -14,30 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from omnistage.errors import ConfigError
-from omnistage.models.cosmos3.checkpoint import Checkpoint
+from omnistage.models.cosmos3.checkpoint import FLOAT32_PREFIX, Checkpoint, Tower, tower_of
 
 logger = logging.getLogger(__name__)
-
-Tower = Literal["both", "understanding", "generation"]
-
-_UNDERSTANDING_ATTENTION = frozenset({"to_q", "to_k", "to_v", "to_out", "norm_q", "norm_k", "k_norm_und_for_gen"})
-_UNDERSTANDING_LAYER = frozenset({"input_layernorm", "post_attention_layernorm", "mlp"})
-_UNDERSTANDING_TOP = frozenset({"embed_tokens", "norm"})
-_UNUSED = frozenset({"lm_head"})
-# Computed in float32 whatever the dtype of the rest.
-_FLOAT32 = "time_embedder."
-
-
-def tower_of(name: str) -> Tower | None:
-    """The tower that the transformer weight `name` belongs to; None for the text head, which nothing here reads."""
-    parts = name.split(".")
-    if parts[0] in _UNUSED:
-        return None
-    if parts[0] != "layers":
-        return "understanding" if parts[0] in _UNDERSTANDING_TOP else "generation"
-    part = parts[3] if parts[2] == "self_attn" else parts[2]
-    known = _UNDERSTANDING_ATTENTION if parts[2] == "self_attn" else _UNDERSTANDING_LAYER
-    return "understanding" if part in known else "generation"
 
 
 def load_transformer(checkpoint: Checkpoint, tower: Tower, dtype: torch.dtype, device: torch.device) -> Any:
@@ -106,7 +85,7 @@ def _frozen(model: nn.Module) -> nn.Module:
 
 
 def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(torch.float32 if name.startswith(_FLOAT32) else dtype)
+    return tensor.to(torch.float32 if name.startswith(FLOAT32_PREFIX) else dtype)
 
 
 def _without_class(config: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from omnistage.config.model import (
 from omnistage.models.cosmos3.answer_request import plan_answer
 from omnistage.models.cosmos3.ask import START, Limits, resolve
 from omnistage.models.cosmos3.checkpoint import read_checkpoint
+from omnistage.models.cosmos3.footprint import footprint
 from omnistage.models.cosmos3.request import LATENTS, MEDIA_PORTS, OUTPUTS, as_image, outputs_of, read_request
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
@@ -131,4 +132,5 @@ PIPELINE = PipelineConfig(
     ),
     variant_for=variant_for,
     description="Cosmos3: images, videos with sound, robot actions, control videos",
+    footprint=footprint,
 )

@@ -22,6 +22,7 @@ from omnistage.config.model import (
 from omnistage.errors import RequestError
 from omnistage.models.hunyuan_image3.ask import Ask, write_ask
 from omnistage.models.hunyuan_image3.checkpoint import Checkpoint, read_checkpoint
+from omnistage.models.hunyuan_image3.footprint import footprint
 from omnistage.models.hunyuan_image3.request import DRAWN, Deployment, Reading, read_request
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
@@ -142,4 +143,5 @@ PIPELINE = PipelineConfig(
     default_variant="ar_dit",
     architectures=("HunyuanImage3ForCausalMM",),
     description="HunyuanImage-3.0: pictures from text and pictures, with thoughts, and answers about pictures",
+    footprint=footprint,
 )

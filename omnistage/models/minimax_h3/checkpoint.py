@@ -22,6 +22,16 @@ _CLASSES = {
     "audio_vae": "AutoencoderKLMiniMaxH3Audio",
 }
 _MAX_HEADER_BYTES = 100 << 20
+_TRANSFORMER_FLOAT32 = ("proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope")
+# Parts of a component that stay float32 whatever the stage's dtype is (modules by name), as the checkpoint's are; none
+# named: all do.
+FLOAT32_PARTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(PARTITIONS, _TRANSFORMER_FLOAT32),
+    "vae": ("encoder", "quant_conv", "norm1", "norm2", "norm_out", "scale1", "scale2"),
+    "audio_vae": (),
+}
+# The hidden state after this many layers conditions the transformer; the layers above are not loaded.
+TEXT_LAYERS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +144,15 @@ def _shift(folder: Path, name: str, default: float) -> float:
     if not shift > 0:
         raise ConfigError(f"minimax_h3: {name} has the shift {shift}, which must be positive")
     return shift
+
+
+def conditioner_key(key: str) -> str | None:
+    """The name in a `Qwen3VLModel` of a weight of the whole model; None for the head and the layers not used."""
+    inner = key.removeprefix("model.")
+    parts = inner.split(".")
+    if parts[:2] == ["language_model", "layers"] and int(parts[2]) >= TEXT_LAYERS:
+        return None
+    return None if inner == key else inner
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -18,21 +18,17 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from omnistage.errors import ConfigError
-from omnistage.models.minimax_h3.checkpoint import Partition, component_config, weight_files
-
-# Parts that stay float32 whatever the stage's dtype is (modules by name), as the checkpoint's are.
-_TRANSFORMER_FLOAT32 = ("proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope")
-_VAE_FLOAT32 = ("encoder", "quant_conv", "norm1", "norm2", "norm_out", "scale1", "scale2")
+from omnistage.models.minimax_h3.checkpoint import FLOAT32_PARTS, Partition, component_config, weight_files
 
 
 def load_transformer(folder: Path, name: Partition, dtype: torch.dtype, device: torch.device) -> Any:
     """A `MiniMaxH3Transformer3DModel`."""
-    return _load(MiniMaxH3Transformer3DModel, folder, name, dtype, _TRANSFORMER_FLOAT32).to(device)
+    return _load(MiniMaxH3Transformer3DModel, folder, name, dtype, FLOAT32_PARTS[name]).to(device)
 
 
 def load_vae(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """The `AutoencoderKLMiniMaxH3` of pictures, tiling as the library has it."""
-    return _load(AutoencoderKLMiniMaxH3, folder, "vae", dtype, _VAE_FLOAT32).to(device)
+    return _load(AutoencoderKLMiniMaxH3, folder, "vae", dtype, FLOAT32_PARTS["vae"]).to(device)
 
 
 def load_audio_vae(folder: Path, device: torch.device) -> Any:

@@ -19,6 +19,7 @@ from omnistage.config.model import (
 )
 from omnistage.errors import RequestError
 from omnistage.models.minimax_h3.ask import KEYFRAMES, TASKS
+from omnistage.models.minimax_h3.footprint import footprint
 from omnistage.models.minimax_h3.geometry import FPS
 from omnistage.payload import MultimodalPayload, Tensor
 from omnistage.request import OmniRequest
@@ -262,4 +263,5 @@ PIPELINE = PipelineConfig(
     tasks=("video", *TASKS, "chat"),
     architectures=("MiniMaxH3ModularPipeline", "MiniMaxH3Pipeline"),
     description="MiniMax-H3: video with sound from text, from first and last pictures, or from reference media",
+    footprint=footprint,
 )

@@ -11,11 +11,8 @@ from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLModel
 from transformers.initialization import no_init_weights
 
 from omnistage.errors import ConfigError
-from omnistage.models.minimax_h3.checkpoint import read_json, weight_files
+from omnistage.models.minimax_h3.checkpoint import TEXT_LAYERS, conditioner_key, read_json, weight_files
 from omnistage.models.minimax_h3.loading import fill, read_weights
-
-# The hidden state after this many layers conditions the transformer; the layers above are not loaded.
-TEXT_LAYERS = 50
 
 
 def load_text_encoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -30,18 +27,9 @@ def load_text_encoder(folder: Path, dtype: torch.dtype, device: torch.device) ->
     config.text_config.num_hidden_layers = TEXT_LAYERS
     with no_init_weights():
         model: Any = Qwen3VLModel(config)
-    fill(model, name, read_weights(name, files, _conditioner_key), dtype)
+    fill(model, name, read_weights(name, files, conditioner_key), dtype)
     model.language_model.norm = nn.Identity()
     return model.to(device)
-
-
-def _conditioner_key(key: str) -> str | None:
-    """The name in a `Qwen3VLModel` of a weight of the whole model; None for the head and the layers not used."""
-    inner = key.removeprefix("model.")
-    parts = inner.split(".")
-    if parts[:2] == ["language_model", "layers"] and int(parts[2]) >= TEXT_LAYERS:
-        return None
-    return None if inner == key else inner
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -15,7 +15,8 @@ from omnistage.errors import RequestError
 from omnistage.models.qwen3_omni.loading import Code2WavPart, load_part
 from omnistage.models.qwen3_omni.pipeline import SAMPLE_RATE
 from omnistage.models.qwen3_omni.streaming import StreamingVocoder, StreamState
-from omnistage.ops.blocked import LayoutName, block_convolutions, block_linears, choose_layout
+from omnistage.ops.blocked import block_convolutions, block_linears, choose_layout
+from omnistage.ops.layout_rule import LayoutName
 from omnistage.payload import MultimodalPayload
 from omnistage.request import StageMetrics
 from omnistage.stages.base import InputChunk, StageRequest

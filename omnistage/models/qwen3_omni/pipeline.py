@@ -16,6 +16,7 @@ from omnistage.config.model import (
     Variant,
 )
 from omnistage.models.qwen3_omni.checkpoint import has_talker
+from omnistage.models.qwen3_omni.footprint import footprint
 from omnistage.models.qwen3_omni.media import collect_media
 from omnistage.models.qwen3_omni.request import conversation, read_params, validate
 from omnistage.payload import MultimodalPayload
@@ -52,6 +53,7 @@ TALKER = StageSpec(
     outputs={"codes": "codes"},
     objective="ttfp",
     defaults={"prefix_caching": False},
+    capabilities=frozenset({"weight_layout"}),
     options={
         "max_frames": OptionSpec("int", 4096, 1, 1 << 20, help="longest speech of a request that has no max_tokens"),
     },
@@ -66,6 +68,7 @@ CODE2WAV = StageSpec(
     objective="ttfp",
     # Frames of all streams that are computed together; on a CPU more cost more per frame.
     defaults={"token_budget": 32},
+    capabilities=frozenset({"weight_layout"}),
     options={
         "first_chunk_frames": OptionSpec("int", 1, 1, 4096, help="codec frames (80 ms) in a request's first packet"),
         "chunk_frames": OptionSpec("int", 25, 1, 4096, help="codec frames that later packets grow to, by doubling"),
@@ -118,4 +121,5 @@ PIPELINE = PipelineConfig(
     sample_rate=SAMPLE_RATE,
     description="Qwen3-Omni hears, sees, reads, writes and speaks; speech streams while the text is written",
     variant_for=variant_for,
+    footprint=footprint,
 )

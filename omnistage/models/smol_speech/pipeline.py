@@ -16,6 +16,7 @@ from omnistage.config.model import (
     Variant,
 )
 from omnistage.errors import RequestError
+from omnistage.models.smol_speech.footprint import footprint
 from omnistage.models.smol_speech.request import conversation, transcription_params, used_media, validate
 from omnistage.payload import MultimodalPayload, Tensor
 from omnistage.request import OmniRequest
@@ -189,4 +190,5 @@ PIPELINE = PipelineConfig(
     default_model="smol-speech",
     sample_rate=SAMPLE_RATE,
     description="Whisper tiny.en listens, SmolLM2-135M thinks, the voices heart (hibari) and joe (Piper) speak",
+    footprint=footprint,
 )

@@ -19,6 +19,7 @@ from omnistage.config.model import (
 )
 from omnistage.errors import RequestError
 from omnistage.models.tiny_shapes.captions import caption, read_prompt
+from omnistage.models.tiny_shapes.footprint import footprint
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 from omnistage.stages.diffusion.model import BATCHING
@@ -110,4 +111,5 @@ PIPELINE = PipelineConfig(
     tasks=("image", "chat"),
     default_model="tiny-shapes",
     description="a 1.8 M-parameter diffusion transformer that draws one coloured shape; its weights are built in",
+    footprint=footprint,
 )

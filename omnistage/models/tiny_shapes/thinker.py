@@ -19,7 +19,7 @@ class HiddenTextModel(CausalTextModel):
 
     @property
     def shape(self) -> ModelShape:
-        return replace(super().shape, handoff_width=self._model.config.hidden_size)
+        return replace(super().shape, handoff_width=self._decoder.config.hidden_size)
 
     def forward(self, works: list[Work[TextState]], plan: AttentionPlan) -> ForwardResult:
         result = super().forward(works, plan)

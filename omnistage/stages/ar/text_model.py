@@ -77,17 +77,17 @@ class CausalTextModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation=attention, local_files_only=True
         )
-        self._model = model.eval().to(target)
-        self._decoder: Any = self._model.get_decoder()
-        self._head: Any = self._model.get_output_embeddings()
+        model = model.eval().to(target)
+        self._decoder: Any = model.get_decoder()
+        self._head: Any = model.get_output_embeddings()
         if config.quantization == "int4":
             pack_linears(self._decoder)
             self._head = pack_head(self._head)
         else:
-            layout = choose_layout(config.weight_layout, self._model)
+            layout = choose_layout(config.weight_layout, model)
             block_linears(self._decoder, layout)
             self._head = block_linear(self._head, layout)
-        self._shape = _shape_of(self._model.config, path, dtype, target)
+        self._shape = _shape_of(model.config, path, dtype, target)
 
     @property
     def shape(self) -> ModelShape:

@@ -18,10 +18,10 @@ from omnistage.config.model import StageContext
 from omnistage.config.resolve import resolve_config
 from omnistage.errors import ConfigError, ErrorCode, RequestError
 from omnistage.models.cosmos3 import kv_payload
-from omnistage.models.cosmos3.checkpoint import read_checkpoint
+from omnistage.models.cosmos3.checkpoint import read_checkpoint, tower_of
 from omnistage.models.cosmos3.codecs import PictureCodec
 from omnistage.models.cosmos3.flight import Flight
-from omnistage.models.cosmos3.loading import load_transformer, load_vae, tower_of
+from omnistage.models.cosmos3.loading import load_transformer, load_vae
 from omnistage.models.cosmos3.pipeline import PIPELINE, plan
 from omnistage.models.cosmos3.reasoner import Reasoner, TextKV
 from omnistage.models.cosmos3.stage import Generator, diffusion

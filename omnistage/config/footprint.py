@@ -1,0 +1,60 @@
+"""What a stage takes of memory, as its model's folder declares it from headers and configs. All sizes in bytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+# Heaviest library that a stage imports -> resident MiB of its process before anything is loaded.
+Library = Literal["python", "onnxruntime", "torch", "transformers", "diffusers"]
+PROCESS_MB: dict[Library, int] = {
+    "python": 40,
+    "onnxruntime": 62,
+    "torch": 245,
+    "transformers": 340,
+    "diffusers": 420,
+}
+
+
+class KvShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What an AR stage keeps of every position: keys and values of all layers and the hand-off row."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    max_model_len: int
+    handoff_width: int = 0
+
+    @property
+    def width(self) -> int:
+        """Elements per position."""
+        return 2 * self.layers * self.kv_heads * self.head_dim + self.handoff_width
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """One component: bytes that it takes once loaded, and the most that are resident while it is being loaded.
+
+    Pages of a mapped weight file count in `peak`; the kernel takes back those that `held` does not name.
+    """
+
+    held: int
+    peak: int
+
+
+class Footprint(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica of a stage. `weights` is by component; with `shared`, stages in one process hold equal components
+    once. `extra` names further memory. `missing` names weights that are not on this machine yet.
+
+    `dtype` is the type it computes in; `layout` how it holds the weights of linear layers, and `reason` why.
+    """
+
+    weights: dict[str, Weights]
+    kv: KvShape | None = None
+    extra: dict[str, int] = {}
+    library: Library = "transformers"
+    shared: bool = False
+    missing: tuple[str, ...] = ()
+    dtype: str = "float32"
+    layout: str = "plain"
+    reason: str = ""

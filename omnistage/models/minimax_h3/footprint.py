@@ -1,0 +1,46 @@
+"""What the stages take of memory: the components that each loads. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omnistage.config.footprint import Footprint, Weights
+from omnistage.config.model import OmniConfig, StageConfig
+from omnistage.models.minimax_h3.checkpoint import FLOAT32_PARTS, PARTITIONS, conditioner_key
+from omnistage.models.weight_files import TEXT_EXTRA_MB, TensorHeader, joined, loaded, tensors_of
+
+_CODECS = ("vae", "audio_vae")
+_BESIDE = {
+    ("default", "diffusion"): ("text_encoder", *_CODECS),
+    ("split", "encoder"): ("text_encoder", *_CODECS),
+    ("split", "decoder"): _CODECS,
+}
+
+
+def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
+    """Of two transformers of which each is loaded at its first use both count. Raises WeightError."""
+    folder = Path(config.model_path)
+    names = _BESIDE.get((config.variant, stage.name), ())
+    if stage.name == "diffusion":
+        wanted = stage.options["partition"]
+        served = [name for name in PARTITIONS if wanted in ("auto", "both", name) and (folder / name).is_dir()]
+        names = (*served, *names)
+    return Footprint(
+        weights={name: _component(folder / name, stage.dtype) for name in names},
+        extra={"tokenizer, code": TEXT_EXTRA_MB << 20},
+        library="diffusers",
+        dtype=stage.dtype,
+    )
+
+
+def _component(folder: Path, dtype: str) -> Weights:
+    tensors = tensors_of(folder)
+    if folder.name == "text_encoder":
+        return loaded([tensor for tensor in tensors if conditioner_key(tensor.name) is not None], dtype)
+    exact = [tensor for tensor in tensors if _stays_float32(tensor, folder.name)]
+    return joined([loaded(exact, "float32"), loaded([each for each in tensors if each not in exact], dtype)])
+
+
+def _stays_float32(tensor: TensorHeader, component: str) -> bool:
+    parts = FLOAT32_PARTS[component]
+    return not parts or not set(tensor.name.split(".")).isdisjoint(parts)

@@ -1,0 +1,84 @@
+"""What the stages take of memory: each loads its own part of the checkpoint. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omnistage.config.footprint import Footprint, KvShape
+from omnistage.config.model import OmniConfig, StageConfig
+from omnistage.models.weight_files import (
+    TEXT_EXTRA_MB,
+    TensorHeader,
+    joined,
+    kv_shape,
+    layout_of,
+    read_json,
+    tensors_of,
+    transformed,
+    weight_bytes,
+)
+
+_EMBEDDING = "thinker.model.embed_tokens.weight"
+_HEAD = "thinker.lm_head.weight"
+
+
+def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
+    """Raises WeightError for a damaged checkpoint."""
+    folder = Path(config.model_path)
+    tensors = [tensor for tensor in tensors_of(folder) if _is_loaded(tensor.name, stage.name)]
+    # The library joins the experts of a layer into tensors of its own.
+    experts = [_with_up(tensor) for tensor in tensors if ".experts." in tensor.name and ".up_proj" not in tensor.name]
+    rest = [tensor for tensor in tensors if ".experts." not in tensor.name]
+    chosen = layout_of(stage, weight_bytes(tensors, stage.dtype))
+    head = next((tensor for tensor in rest if tensor.name == _HEAD and stage.name == "thinker"), None)
+    is_linear = _is_blocked_in_code2wav if stage.name == "code2wav" else _is_linear
+    parts = [
+        transformed(experts, stage, "plain", lambda tensor: True, joins=True),
+        transformed(rest, stage, chosen.layout, is_linear, head),
+    ]
+    extra = {"tokenizer, code": TEXT_EXTRA_MB << 20}
+    if "encoder_cache_mb" in stage.options:
+        extra["encoder cache, at most"] = int(stage.options["encoder_cache_mb"]) << 20
+    return Footprint(
+        weights={stage.name: joined(parts)},
+        kv=_kv(read_json(folder / "config.json"), config.variant, stage.name),
+        extra=extra,
+        dtype=stage.dtype,
+        layout="int4" if stage.quantization == "int4" else chosen.layout,
+        reason=chosen.reason,
+    )
+
+
+def _is_loaded(name: str, stage: str) -> bool:
+    return name.startswith(f"{stage}.") or (stage == "talker" and name == _EMBEDDING)
+
+
+def _with_up(tensor: TensorHeader) -> TensorHeader:
+    """A gate of an expert together with the matrix of its size that the library puts below it."""
+    rows, columns = tensor.shape
+    return tensor._replace(shape=(2 * rows, columns)) if ".gate_proj" in tensor.name else tensor
+
+
+def _is_linear(tensor: TensorHeader) -> bool:
+    """Of the thinker's language model and the talker; routers are no linear layers of the library."""
+    name = tensor.name
+    inside = name.startswith(("thinker.model.", "talker.")) or name == _HEAD
+    plain = "embed" not in name and not name.endswith("mlp.gate.weight")
+    return inside and plain and name.endswith(".weight") and len(tensor.shape) == 2
+
+
+def _is_blocked_in_code2wav(tensor: TensorHeader) -> bool:
+    """Linear layers, and convolutions but the depthwise and pointwise ones and those with one output."""
+    shape = tensor.shape
+    if not tensor.name.endswith(".weight") or "embed" in tensor.name or "codebook" in tensor.name:
+        return False
+    return len(shape) == 2 or (len(shape) == 3 and shape[1] > 1 and shape[2] > 1 and shape[0] > 1)
+
+
+def _kv(config: dict[str, Any], variant: str, stage: str) -> KvShape | None:
+    if stage == "code2wav":
+        return None
+    text = config[f"{stage}_config"]["text_config"]
+    speaks = stage == "thinker" and variant == "default"
+    return kv_shape(text, text["hidden_size"] if speaks else 0)

@@ -1,0 +1,43 @@
+"""What the stages take of memory. Torch-free. Constants are measured on the real weights (`omnistage plan`'s test)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omnistage.config.footprint import Footprint, Weights
+from omnistage.config.model import OmniConfig, StageConfig
+from omnistage.models.smol_speech.artefacts import HEART, JOE, LISTENER
+from omnistage.models.smollm2 import SMOLLM2
+from omnistage.models.weight_files import joined, loaded, tensors_of, text_footprint
+
+_FP32 = "float32"
+# MiB: a step of eight windows, tables of the feature extractor; word lists and rules of the phonemizer; buffers.
+_HEARING_MB, _PHONEMES_MB, _VOICING_MB = 100, 128, 50
+
+
+def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
+    """Weights that are not in the cache yet are named as missing. Raises WeightError for damaged ones."""
+    artefacts = {"listener": (LISTENER,), "thinker": (SMOLLM2,)}.get(stage.name, (HEART, JOE))
+    folders = [each.cached(config.model_path, config.cache_dir) for each in artefacts]
+    missing = tuple(each.name for each, folder in zip(artefacts, folders, strict=True) if folder is None)
+    found = [folder for folder in folders if folder is not None]
+    if missing:
+        return Footprint(weights={}, missing=missing)
+    match stage.name:
+        case "listener":
+            weights = loaded(tensors_of(found[0]), _FP32)
+            return Footprint(weights={"whisper": weights}, extra={"hearing": _HEARING_MB << 20})
+        case "thinker":
+            return text_footprint(found[0], stage)
+        case "talker":
+            graphs = _graphs(found)
+            return Footprint(weights={"voices": graphs}, extra={"phonemes": _PHONEMES_MB << 20}, library="onnxruntime")
+        case _:
+            voices = joined(loaded(tensors_of(folder), _FP32) for folder in found)
+            return Footprint(weights={"vocoders": voices}, extra={"voicing": _VOICING_MB << 20}, library="torch")
+
+
+def _graphs(folders: list[Path]) -> Weights:
+    """onnxruntime makes its own copy of a graph's weights."""
+    size = sum(file.stat().st_size for folder in folders for file in folder.glob("*.onnx"))
+    return Weights(size, size)

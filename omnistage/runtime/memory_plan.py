@@ -1,0 +1,214 @@
+"""What a deployment takes of memory: per stage, per process, per device; and what does not fit. Sizes in bytes.
+
+From the launch plan and the footprints that the model's folder declares alone: nothing is loaded, no torch imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from omnistage.config.footprint import PROCESS_MB, Footprint, KvShape
+from omnistage.config.model import OmniConfig, PipelineConfig, StageConfig, StageSpec
+from omnistage.config.resolve import detect_platform
+from omnistage.runtime.plan import MAIN_HOST, HostPlan, host_plans, variant_of
+from omnistage.runtime.stage_runtime import CLIENT_ARENA_MB
+
+MIB = 1 << 20
+CPU = "cpu"
+# Resident MiB of the engine's own process, the HTTP front included.
+ENGINE_MB = 90
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class KvMemory(msgspec.Struct, frozen=True):
+    """The paged cache of one replica; `nbytes` of the `kv_memory_mb` are whole blocks."""
+
+    nbytes: int
+    blocks: int
+    tokens: int
+
+
+class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica of a stage. `need` is what it takes beyond an empty process while it serves, `peak` the most that is
+    resident at any time, pages of mapped weight files included; both None when its model declares nothing.
+
+    `streams` are requests of `stream_tokens` positions that all replicas hold at once (0 tokens: any length).
+    """
+
+    name: str
+    replicas: int
+    device: str
+    dtype: str
+    layout: str
+    weights: dict[str, int]
+    extra: dict[str, int]
+    kv: KvMemory | None
+    arena: int
+    need: int | None
+    peak: int | None
+    streams: int
+    stream_tokens: int
+    missing: tuple[str, ...] = ()
+
+
+class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: `base` before anything is loaded; `taken` by device, `base` included, without shared memory."""
+
+    name: str
+    stages: tuple[str, ...]
+    threads: int
+    base: int
+    taken: dict[str, int]
+
+
+class Lack(msgspec.Struct, frozen=True):
+    """`stage` is the first, in the order of the graph, that `device` has no room for; `nbytes` are missing in all."""
+
+    device: str
+    stage: str
+    nbytes: int
+    limit: int
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`arenas` is shared memory of the host; `total` sums processes and arenas by device."""
+
+    pipeline: str
+    variant: str
+    stages: list[StageMemory]
+    processes: list[ProcessMemory]
+    arenas: int
+    total: dict[str, int]
+    lacks: list[Lack]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(name for stage in self.stages for name in stage.missing)
+
+
+def decided(stage: StageConfig, dtype: str | None = None) -> StageConfig:
+    """The stage with its device and dtype. An "auto" dtype is `dtype`, else what is known without a probe: bfloat16 on
+    accelerators, on a CPU float32, which is the larger of the two that a probe may choose."""
+    device = detect_platform() if stage.device == "auto" else stage.device
+    plain = "float32" if device == CPU else "bfloat16"
+    chosen = stage.dtype if stage.dtype != "auto" else dtype or plain
+    return msgspec.convert(msgspec.structs.asdict(stage) | {"device": device, "dtype": chosen}, StageConfig)
+
+
+def footprint_of(config: OmniConfig, pipeline: PipelineConfig, stage: StageConfig) -> Footprint | None:
+    """None for a pipeline that declares none. Raises OmniError for a damaged checkpoint."""
+    return pipeline.footprint(config, stage) if pipeline.footprint is not None else None
+
+
+def memory_plan(
+    config: OmniConfig, pipeline: PipelineConfig, limits: Mapping[str, int], stream_tokens: int = 0
+) -> MemoryPlan:
+    """`limits` are bytes by device; one that is not named is not checked. `stream_tokens` is the typical length of a
+    request in positions of an AR stage, 0 for the longest that the stage takes."""
+    specs = variant_of(config, pipeline).stages
+    stages = {spec.name: decided(config.stages[spec.name]) for spec in specs}
+    prints = {name: footprint_of(config, pipeline, stage) for name, stage in stages.items()}
+    rows = [_stage_memory(stages[spec.name], prints[spec.name], stream_tokens) for spec in specs]
+    hosts = host_plans(config)
+    if not any(host.is_main for host in hosts):
+        hosts.insert(0, HostPlan(name=MAIN_HOST, replicas=(), threads=1))
+    processes = [_process(host, stages, prints, specs) for host in hosts]
+    arenas = sum(row.arena * row.replicas for row in rows) + CLIENT_ARENA_MB * MIB
+    total = {CPU: arenas}
+    for process in processes:
+        for device, nbytes in process.taken.items():
+            total[device] = total.get(device, 0) + nbytes
+    lacks = [
+        Lack(device, _too_much(processes, rows, device, limits[device]), nbytes - limits[device], limits[device])
+        for device, nbytes in total.items()
+        if device in limits and nbytes > limits[device]
+    ]
+    return MemoryPlan(
+        pipeline=config.pipeline,
+        variant=config.variant,
+        stages=rows,
+        processes=processes,
+        arenas=arenas,
+        total=total,
+        lacks=lacks,
+    )
+
+
+def _stage_memory(stage: StageConfig, declared: Footprint | None, stream_tokens: int) -> StageMemory:
+    weights = declared.weights if declared is not None else {}
+    kv = _kv(declared.kv, stage) if declared is not None and declared.kv is not None else None
+    beside = _beside_weights(declared, stage)
+    longest = _longest(declared.kv, stage) if declared is not None and declared.kv is not None else 0
+    length = min(stream_tokens or longest, longest)
+    seqs = stage.max_num_seqs if kv is None or not length else min(stage.max_num_seqs, kv.tokens // length)
+    return StageMemory(
+        name=stage.name,
+        replicas=stage.replicas,
+        device=stage.device,
+        dtype=declared.dtype if declared is not None else stage.dtype,
+        layout=declared.layout if declared is not None else "",
+        weights={name: part.held for name, part in weights.items()},
+        extra=declared.extra if declared is not None else {},
+        kv=kv,
+        arena=stage.arena_mb * MIB,
+        need=beside + sum(part.held for part in weights.values()) if declared is not None else None,
+        peak=beside + sum(part.peak for part in weights.values()) if declared is not None else None,
+        streams=seqs * stage.replicas,
+        stream_tokens=length,
+        missing=declared.missing if declared is not None else (),
+    )
+
+
+def _kv(shape: KvShape, stage: StageConfig) -> KvMemory:
+    block = shape.width * _ITEM_BYTES[stage.dtype] * stage.block_size
+    blocks = stage.kv_memory_mb * MIB // block
+    return KvMemory(blocks * block, blocks, blocks * stage.block_size)
+
+
+def _longest(shape: KvShape, stage: StageConfig) -> int:
+    return min(shape.max_model_len, stage.max_model_len or shape.max_model_len)
+
+
+def _beside_weights(declared: Footprint | None, stage: StageConfig) -> int:
+    if declared is None:
+        return 0
+    kv = _kv(declared.kv, stage).nbytes if declared.kv is not None else 0
+    return kv + sum(declared.extra.values())
+
+
+def _process(
+    host: HostPlan,
+    stages: Mapping[str, StageConfig],
+    prints: Mapping[str, Footprint | None],
+    specs: tuple[StageSpec, ...],
+) -> ProcessMemory:
+    """Components that stages of a process share count once in it."""
+    own = {spec.name: PROCESS_MB["torch" if spec.torch else "python"] for spec in specs}
+    libraries = {name: own[name] if each is None else PROCESS_MB[each.library] for name, each in prints.items()}
+    base = max([libraries[replica.stage] for replica in host.replicas], default=0)
+    base = max(base, ENGINE_MB) + (ENGINE_MB - PROCESS_MB["python"] if base else 0) if host.is_main else base
+    taken = {CPU: base * MIB}
+    seen: set[str] = set()
+    for replica in host.replicas:
+        stage, declared = stages[replica.stage], prints[replica.stage]
+        if declared is None:
+            continue
+        parts = {name: part for name, part in declared.weights.items() if not (declared.shared and name in seen)}
+        seen |= parts.keys()
+        need = _beside_weights(declared, stage) + sum(part.held for part in parts.values())
+        taken[stage.device] = taken.get(stage.device, 0) + need
+    names = tuple(replica.stage for replica in host.replicas)
+    return ProcessMemory(name=host.name, stages=names, threads=host.threads, base=base * MIB, taken=taken)
+
+
+def _too_much(processes: list[ProcessMemory], rows: list[StageMemory], device: str, limit: int) -> str:
+    """The first stage, process by process in the order of the graph, that exceeds what is left of the device."""
+    taken = CLIENT_ARENA_MB * MIB if device == CPU else 0
+    arenas = {row.name: row.arena for row in rows} if device == CPU else {}
+    for process in processes:
+        taken += process.taken.get(device, 0) + sum(arenas.get(stage, 0) for stage in process.stages)
+        if taken > limit:
+            return "+".join(dict.fromkeys(process.stages)) or "the engine itself"
+    return rows[-1].name

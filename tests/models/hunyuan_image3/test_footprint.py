@@ -1,0 +1,32 @@
+"""The plan counts the weights that each stage loads, and once what stages of a process share."""
+
+from __future__ import annotations
+
+import pytest
+
+from omnistage.config.registry import load_pipeline
+from omnistage.config.resolve import resolve_config
+from omnistage.runtime.memory_plan import memory_plan
+from tests.models.held import declared_and_held
+from tests.models.hunyuan_image3.harness import FOLDER
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("variant", "stage", "dtype"), [("ar", "ar", "bfloat16"), ("dit", "dit", "float32")])
+def test_weights_are_counted_exactly(variant: str, stage: str, dtype: str) -> None:
+    declared, held = declared_and_held(FOLDER, stage, variant=variant, dtype=dtype)
+    assert declared == held > 10_000
+
+
+def test_stages_of_one_process_count_their_common_parts_once() -> None:
+    def in_all(**settings: str) -> int:
+        config = resolve_config(str(FOLDER), None, {"variant": "ar_dit", "dtype": "float32"} | settings)
+        plan = memory_plan(config, load_pipeline(config.pipeline), {})
+        return sum(process.taken["cpu"] - process.base for process in plan.processes)
+
+    plan = memory_plan(resolve_config(str(FOLDER), None, {"dtype": "float32"}), load_pipeline("hunyuan_image3"), {})
+    ar, dit = plan.stages
+    common = sum(size for name, size in dit.weights.items() if name in ar.weights)
+    assert common > 10_000
+    assert in_all(**{"stages.dit.placement": "process"}) - in_all() == common
