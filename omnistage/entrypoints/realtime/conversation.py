@@ -13,8 +13,9 @@ from omnistage.entrypoints.realtime.refusal import Refusal
 from omnistage.errors import RequestError
 from omnistage.media.samples import FloatAudio
 from omnistage.payload import MultimodalPayload
+from omnistage.tools import MadeCall
 
-Role = Literal["user", "assistant", "system"]
+Role = Literal["user", "assistant", "system", "tool"]
 Status = Literal["completed", "incomplete", "in_progress"]
 MAX_ITEMS = 1024
 ROOT = "root"
@@ -46,10 +47,14 @@ class Content(msgspec.Struct, kw_only=True):
 
 
 class Item(msgspec.Struct, kw_only=True):
+    """A message, a function `call` of the assistant, or (role "tool") the `output` of the call whose id `call` has."""
+
     id: str
     role: Role
-    content: list[Content]
+    content: list[Content] = []
     status: Status = "completed"
+    call: MadeCall | None = None
+    output: str = ""
 
     @property
     def audio_s(self) -> float:
@@ -57,14 +62,14 @@ class Item(msgspec.Struct, kw_only=True):
         return sum(int(part.audio.shape[1]) / part.rate for part in self.content if part.audio is not None)
 
     def fields(self, fmt: WireFormat | None = None) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "realtime.item",
-            "type": "message",
-            "status": self.status,
-            "role": self.role,
-            "content": [part.fields(fmt) for part in self.content],
-        }
+        shown: dict[str, Any] = {"id": self.id, "object": "realtime.item", "status": self.status}
+        if self.call is None:
+            content = [part.fields(fmt) for part in self.content]
+            return shown | {"type": "message", "role": self.role, "content": content}
+        shown["call_id"] = self.call.id
+        if self.role == "tool":
+            return shown | {"type": "function_call_output", "output": self.output}
+        return shown | {"type": "function_call", "name": self.call.name, "arguments": self.call.arguments}
 
     def truncate(self, audio_end_ms: int) -> None:
         """Forgets what was not heard. Raises Refusal when the item is no spoken answer or shorter than that.
@@ -105,11 +110,16 @@ class Conversation:
             raise Refusal("conversation_full", f"a conversation holds at most {MAX_ITEMS} items; delete some")
         if any(other.id == item.id for other in self.items):
             raise Refusal("invalid_value", f"item.id: {item.id!r} exists already", "item.id")
+        if item.role == "tool" and item.call is not None and not self._has_call(item.call.id):
+            raise Refusal("invalid_value", f"item.call_id: no call {item.call.id!r} was made", "item.call_id")
         index = len(self.items)
         if after is not None:
             index = 0 if after == ROOT else self.items.index(self.find(after)) + 1
         self.items.insert(index, item)
         return self.items[index - 1].id if index else None
+
+    def _has_call(self, call_id: str) -> bool:
+        return any(i.call is not None and i.call.id == call_id and i.role == "assistant" for i in self.items)
 
     def append(self, item: Item) -> str | None:
         """Puts an answer at the end, whatever the count: it was asked for. Returns the id of the one before it."""
@@ -137,11 +147,13 @@ def engine_messages(instructions: str, items: list[Item], limit_chars: int) -> t
     media: Media = {}
     for item in items:
         content = [_engine_part(part, media) for part in item.content if not part.empty]
-        if content and item.role == "user":
+        if item.call is not None:
+            _add_call(messages, item, item.call)
+        elif content and item.role == "user":
             messages.append({"role": "user", "content": content})
         elif content:
             messages.append({"role": item.role, "content": "".join(part["text"] for part in content)})
-    if sum(_characters(message["content"]) for message in messages) > limit_chars:
+    if sum(_characters(message) for message in messages) > limit_chars:
         raise RequestError(f"the conversation has more than {limit_chars} characters of text", param="conversation")
     return messages, media
 
@@ -157,5 +169,18 @@ def _engine_part(part: Content, media: Media) -> dict[str, Any]:
     return {"type": "text", "text": part.text or ""}
 
 
-def _characters(content: str | list[dict[str, Any]]) -> int:
-    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
+def _add_call(messages: list[dict[str, Any]], item: Item, call: MadeCall) -> None:
+    """A call belongs to the assistant's message before it, if there is one; what the function gave is its own."""
+    if item.role == "tool":
+        messages.append({"role": "tool", "content": item.output, "tool_call_id": call.id})
+        return
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    function = {"name": call.name, "arguments": call.arguments}
+    messages[-1].setdefault("tool_calls", []).append({"id": call.id, "type": "function", "function": function})
+
+
+def _characters(message: dict[str, Any]) -> int:
+    content = message["content"]
+    called = sum(len(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+    return called + (len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content))

@@ -9,15 +9,17 @@ from msgspec import Meta
 
 from omnistage.entrypoints.http.schema import Label, VoiceId
 from omnistage.entrypoints.realtime.formats import FormatName
+from omnistage.tools import MAX_TOOLS, FunctionName
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
 Instructions = Annotated[str, Meta(max_length=1 << 18)]
 Tokens = Annotated[int, Meta(ge=1, le=4096)] | Literal["inf"]
 OutputModalities = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=1)]
 Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
+Arguments = Annotated[str, Meta(max_length=1 << 18)]
 Voice = Annotated[str, Meta(min_length=1, max_length=256)]
 Milliseconds = Annotated[int, Meta(ge=0, le=86_400_000)]
-NoTools = Annotated[list[Any], Meta(max_length=0)]
+ItemStatus = Literal["completed", "incomplete", "in_progress"]
 
 
 class Part(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
@@ -38,7 +40,49 @@ class ItemFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, froze
     content: Annotated[list[Part], Meta(min_length=1, max_length=64)]
     id: ItemId | None = None
     object: Literal["realtime.item"] | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
+    status: ItemStatus | None = None
+
+
+class CallFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, tag="function_call"):
+    """A call of a function, made by the model; `arguments` is JSON."""
+
+    name: FunctionName
+    arguments: Arguments
+    call_id: ItemId
+    id: ItemId | None = None
+    object: Literal["realtime.item"] | None = None
+    status: ItemStatus | None = None
+
+
+class OutputFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, tag="function_call_output"):
+    """What the function gave that the model called as `call_id`."""
+
+    call_id: ItemId
+    output: Arguments
+    id: ItemId | None = None
+    object: Literal["realtime.item"] | None = None
+    status: ItemStatus | None = None
+
+
+AnyItem = ItemFields | CallFields | OutputFields
+
+
+class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: Annotated[str, Meta(max_length=1 << 16)] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    type: Literal["function"]
+    name: FunctionName
+
+
+Tools = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 
 class ItemReference(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, tag="item_reference"):
@@ -102,8 +146,9 @@ class Session(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=T
     audio: SessionAudio = SessionAudio()
     max_output_tokens: Tokens = "inf"
     truncation: Literal["auto", "disabled"] = "auto"
-    tools: NoTools = []
-    tool_choice: Literal["auto", "none"] = "auto"
+    tools: Tools = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
     tracing: None = None
     prompt: None = None
     include: None = None
@@ -127,9 +172,10 @@ class ResponseFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, f
     max_output_tokens: Tokens | None = None
     conversation: Literal["auto", "none"] = "auto"
     metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
-    input: Annotated[list[ItemFields | ItemReference], Meta(max_length=1024)] | None = None
-    tools: NoTools = []
-    tool_choice: Literal["auto", "none"] | None = None
+    input: Annotated[list[AnyItem | ItemReference], Meta(max_length=1024)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class ClientEvent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, tag_field="type"):
@@ -159,7 +205,7 @@ class OutputClear(ClientEvent, frozen=True, tag="output_audio_buffer.clear"):
 
 
 class ItemCreate(ClientEvent, frozen=True, tag="conversation.item.create"):
-    item: ItemFields
+    item: AnyItem
     previous_item_id: ItemId | None = None
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from omnistage.entrypoints.http.state import ServerState, new_id
 from omnistage.entrypoints.realtime.conversation import Content, Item
-from omnistage.entrypoints.realtime.events import ItemFields, Part
+from omnistage.entrypoints.realtime.events import AnyItem, CallFields, OutputFields, Part
 from omnistage.entrypoints.realtime.formats import FormatName, wire_format
 from omnistage.entrypoints.realtime.refusal import Refusal
 from omnistage.media.data_url import decode_base64, decode_data_url
 from omnistage.media.image import decode_image
 from omnistage.payload import MultimodalPayload
+from omnistage.tools import MadeCall
 
 _TYPES = {
     "user": ("input_text", "input_audio", "input_image"),
@@ -19,8 +20,14 @@ _TYPES = {
 _VALUE = {"input_text": "text", "output_text": "text", "input_audio": "audio", "input_image": "image_url"}
 
 
-async def read_item(state: ServerState, input_format: FormatName, fields: ItemFields) -> Item:
+async def read_item(state: ServerState, input_format: FormatName, fields: AnyItem) -> Item:
     """Raises Refusal or RequestError naming the part at fault. A spoken answer is known by its transcript."""
+    item_id = fields.id or new_id("item_")
+    if isinstance(fields, CallFields):
+        call = MadeCall(id=fields.call_id, name=fields.name, arguments=fields.arguments)
+        return Item(id=item_id, role="assistant", call=call)
+    if isinstance(fields, OutputFields):
+        return Item(id=item_id, role="tool", call=MadeCall(id=fields.call_id, name=""), output=fields.output)
     content = list[Content]()
     for index, part in enumerate(fields.content):
         param = f"item.content[{index}]"
@@ -28,7 +35,7 @@ async def read_item(state: ServerState, input_format: FormatName, fields: ItemFi
             known = ", ".join(_TYPES[fields.role])
             raise Refusal("invalid_value", f"{param}.type: a message of the {fields.role} has {known}", f"{param}.type")
         content.append(await _content(state, input_format, part, param))
-    return Item(id=fields.id or new_id("item_"), role=fields.role, content=content)
+    return Item(id=item_id, role=fields.role, content=content)
 
 
 async def _content(state: ServerState, input_format: FormatName, part: Part, param: str) -> Content:

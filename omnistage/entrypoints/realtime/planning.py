@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from omnistage.entrypoints.http.inputs import voice_of
 from omnistage.entrypoints.http.state import ServerState, new_id
 from omnistage.entrypoints.realtime.conversation import Item, engine_messages
-from omnistage.entrypoints.realtime.events import ResponseFields, Session
+from omnistage.entrypoints.realtime.events import NamedTool, ResponseFields, Session
 from omnistage.entrypoints.realtime.refusal import Refusal
 from omnistage.entrypoints.realtime.response import ResponsePlan
 from omnistage.request import OmniRequest
+from omnistage.tools import tool_use
 
 
 def plan_response(state: ServerState, session: Session, fields: ResponseFields, items: list[Item]) -> ResponsePlan:
@@ -37,6 +40,7 @@ def plan_response(state: ServerState, session: Session, fields: ResponseFields, 
         voice=voice if speaks else None,
         sampling=sampling,
         params={"speed": speed} if speaks and speed != 1.0 else {},
+        **_tools(session, fields),
     )
     return ResponsePlan(
         request=request,
@@ -50,6 +54,19 @@ def plan_response(state: ServerState, session: Session, fields: ResponseFields, 
         text_stages=state.capabilities.text_stages,
         sample_rate=state.sample_rate,
     )
+
+
+def _tools(session: Session, fields: ResponseFields) -> dict[str, Any]:
+    """The tools of the request as chat completions write them. Raises RequestError naming the field."""
+    tools = session.tools if fields.tools is None else fields.tools
+    choice = session.tool_choice if fields.tool_choice is None else fields.tool_choice
+    parallel = session.parallel_tool_calls if fields.parallel_tool_calls is None else fields.parallel_tool_calls
+    shown = [{"type": tool.type, "function": msgspec.to_builtins(tool, str_keys=True)} for tool in tools]
+    for tool in shown:
+        tool["function"].pop("type")
+    named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+    tool_use(shown, named, parallel=parallel)
+    return {"tools": shown, "tool_choice": named, "parallel_tool_calls": parallel}
 
 
 def _engine_modalities(state: ServerState, modality: str) -> tuple[str, ...]:

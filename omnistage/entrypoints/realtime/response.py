@@ -9,15 +9,17 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from omnistage.engine.client import EngineClient
+from omnistage.entrypoints.http.answers import DeltaToolCall
 from omnistage.entrypoints.http.audio_out import base64_text, rate_of, samples_of
 from omnistage.entrypoints.http.events import Media, request_events
-from omnistage.entrypoints.http.result import ChoiceResult, usage_of
+from omnistage.entrypoints.http.result import ChoiceResult, call_deltas, usage_of
 from omnistage.entrypoints.http.state import new_id
 from omnistage.entrypoints.realtime.conversation import Content, Item
 from omnistage.entrypoints.realtime.events import Tokens
 from omnistage.entrypoints.realtime.formats import FormatName, OutputAudio, format_fields, wire_format
 from omnistage.errors import HTTP_STATUS, ErrorInfo, OmniError
-from omnistage.request import OmniRequest, OmniRequestOutput
+from omnistage.request import OmniRequest, OmniRequestOutput, is_reasoning
+from omnistage.tools import MadeCall
 
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
 CancelReason = Literal["turn_detected", "client_cancelled"]
@@ -51,13 +53,15 @@ class Response:
         self.id = plan.request.id
         self.plan = plan
         self.closing = False
-        self.item: Item | None = None
+        self._message: Item | None = None
+        self._output = list[Item]()
+        self._calls = list[Item]()
         self._emit = emit
         self._attach = attach
-        self._previous: str | None = None
+        self._previous: dict[str, str | None] = {}
         self._status: ResponseStatus = "in_progress"
         self._details: dict[str, Any] | None = None
-        self._result = ChoiceResult(0, want_metrics=False)
+        self._result = ChoiceResult(0, want_metrics=False, request_id=plan.request.id)
         self._audio = OutputAudio(wire_format(plan.format)) if plan.speaks else None
 
     async def run(self, engine: EngineClient) -> None:
@@ -70,6 +74,8 @@ class Response:
             await self._failed(error.info)
             return
         self.closing = True
+        if not self._output:
+            await self._open()
         if self._audio is not None:
             await self._audio_delta(self._audio.finish())
         length = self._result.finish == "length"
@@ -101,7 +107,7 @@ class Response:
             "object": "realtime.response",
             "status": self._status,
             "status_details": self._details,
-            "output": [] if self.item is None else [self.item.fields()],
+            "output": [item.fields() for item in self._output],
             "conversation_id": plan.conversation_id,
             "output_modalities": ["audio" if plan.speaks else "text"],
             "audio": {"output": output},
@@ -122,29 +128,54 @@ class Response:
         }
 
     async def _note(self, output: OmniRequestOutput) -> None:
-        if self.item is None:
-            await self._open()
         self._result.note(output)
-        if output.modality == "text" and output.text:
+        if output.modality == "text" and output.text and not is_reasoning(output):
             await self._text_delta(output.text)
+        for delta in call_deltas(self._result, output):
+            await self._call_delta(delta)
         samples = samples_of(output.payload)
-        if self._audio is not None and samples is not None:
+        if self._audio is not None and samples is not None and samples.size:
+            await self._open()
             rate = self.plan.sample_rate if output.payload is None else rate_of(output.payload, self.plan.sample_rate)
             await self._audio_delta(self._audio.feed(samples, rate))
 
     async def _open(self) -> None:
+        """Begins the message, unless it has begun."""
+        if self._message is not None:
+            return
         content = Content(type="output_text" if self._audio is None else "output_audio", text="")
-        item = self.item = Item(id=new_id("item_"), role="assistant", status="in_progress", content=[content])
-        announced = item.fields() | {"content": []}
-        await self._item_event("response.output_item.added", item=announced)
-        if self.plan.conversation_id is not None:
-            self._previous = self._attach(item)
-            await self._emit("conversation.item.added", previous_item_id=self._previous, item=announced)
+        self._message = Item(id=new_id("item_"), role="assistant", status="in_progress", content=[content])
+        await self._open_item(self._message)
         await self._part_event("response.content_part.added", part=self._part())
 
+    async def _open_item(self, item: Item) -> None:
+        self._output.append(item)
+        announced = item.fields() | ({} if item.call is not None else {"content": []})
+        await self._item_event("response.output_item.added", item, item=announced)
+        if self.plan.conversation_id is not None:
+            self._previous[item.id] = self._attach(item)
+            await self._emit("conversation.item.added", previous_item_id=self._previous[item.id], item=announced)
+
+    async def _call_delta(self, delta: DeltaToolCall) -> None:
+        """A piece of a call; the first one has its id and name."""
+        if isinstance(delta.id, str) and isinstance(delta.function.name, str):
+            call = MadeCall(id=delta.id, name=delta.function.name)
+            self._calls.append(Item(id=new_id("item_"), role="assistant", status="in_progress", call=call))
+            await self._open_item(self._calls[-1])
+        item = self._calls[delta.index]
+        assert item.call is not None
+        item.call.arguments += delta.function.arguments
+        if delta.function.arguments:
+            await self._call_event("delta", item, item.call, delta=delta.function.arguments)
+
+    async def _call_event(self, kind: str, item: Item, call: MadeCall, **fields: Any) -> None:
+        place = {"item_id": item.id, "call_id": call.id}
+        await self._item_event(f"response.function_call_arguments.{kind}", item, **place, **fields)
+
     async def _text_delta(self, text: str) -> None:
-        assert self.item is not None
-        content = self.item.content[0]
+        await self._open()
+        assert self._message is not None
+        content = self._message.content[0]
         content.text = (content.text or "") + text
         kind = "output_text" if self._audio is None else "output_audio_transcript"
         await self._part_event(f"response.{kind}.delta", delta=text)
@@ -154,23 +185,25 @@ class Response:
             await self._part_event("response.output_audio.delta", delta=base64_text(data))
 
     def _part(self) -> dict[str, Any]:
-        assert self.item is not None
-        text = self.item.content[0].text
+        assert self._message is not None
+        text = self._message.content[0].text
         return {"type": "text", "text": text} if self._audio is None else {"type": "audio", "transcript": text}
 
     async def _close(self, status: ResponseStatus) -> None:
-        item = self.item
-        if item is not None:
+        for item in self._output:
             await self._close_item(item, "completed" if status == "completed" else "incomplete")
         self._status = status
         await self._emit("response.done", response=self.fields())
 
     async def _close_item(self, item: Item, status: Literal["completed", "incomplete"]) -> None:
-        await self._close_part(item.content[0])
+        if item.call is None:
+            await self._close_part(item.content[0])
+        else:
+            await self._call_event("done", item, item.call, name=item.call.name, arguments=item.call.arguments)
         item.status = status
         if self.plan.conversation_id is not None:
-            await self._emit("conversation.item.done", previous_item_id=self._previous, item=item.fields())
-        await self._item_event("response.output_item.done", item=item.fields())
+            await self._emit("conversation.item.done", previous_item_id=self._previous[item.id], item=item.fields())
+        await self._item_event("response.output_item.done", item, item=item.fields())
 
     async def _close_part(self, content: Content) -> None:
         if self._audio is None:
@@ -181,9 +214,9 @@ class Response:
             await self._part_event("response.output_audio_transcript.done", transcript=content.text)
         await self._part_event("response.content_part.done", part=self._part())
 
-    async def _item_event(self, kind: str, **fields: Any) -> None:
-        await self._emit(kind, response_id=self.id, output_index=0, **fields)
+    async def _item_event(self, kind: str, about: Item, /, **fields: Any) -> None:
+        await self._emit(kind, response_id=self.id, output_index=self._output.index(about), **fields)
 
     async def _part_event(self, kind: str, **fields: Any) -> None:
-        assert self.item is not None
-        await self._item_event(kind, item_id=self.item.id, content_index=0, **fields)
+        assert self._message is not None
+        await self._item_event(kind, self._message, item_id=self._message.id, content_index=0, **fields)

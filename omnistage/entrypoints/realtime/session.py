@@ -136,7 +136,7 @@ class RealtimeSession:
             self._conversation.remove(item_id)
             await self._emit("conversation.item.deleted", item_id=item_id)
 
-    async def _create_item(self, fields: events.ItemFields, after: str | None) -> None:
+    async def _create_item(self, fields: events.AnyItem, after: str | None) -> None:
         item = await read_item(self._state, self.session.audio.input.format.type, fields)
         previous = self._conversation.insert(item, after)
         await self._announce(item, previous)
@@ -174,7 +174,7 @@ class RealtimeSession:
         task = self._tasks.create_task(self._run(response))
         self._running[response.id] = (response, task)
 
-    async def _given(self, entry: events.ItemFields | events.ItemReference) -> Item:
+    async def _given(self, entry: events.AnyItem | events.ItemReference) -> Item:
         if isinstance(entry, events.ItemReference):
             return self._conversation.find(entry.id)
         return await read_item(self._state, self.session.audio.input.format.type, entry)

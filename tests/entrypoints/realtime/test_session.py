@@ -163,6 +163,14 @@ def _message(role: str, text: str, kind: str = "input_text") -> dict[str, Any]:
     return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
 
+TURNS = "audio.input.turn_detection"
+TYPE = ("invalid_value", f"{TURNS}.type")
+IDLE = {"type": "server_vad", "idle_timeout_ms": 5000}
+IDLE_PARAM = f"{TURNS}.idle_timeout_ms"
+SAID = _message("user", "Hi")
+RESULT = {"type": "function_call_output", "call_id": "nobody", "output": "x"}
+
+
 @pytest.mark.parametrize(
     ("event", "fields", "code", "param"),
     [
@@ -176,7 +184,16 @@ def _message(role: str, text: str, kind: str = "input_text") -> dict[str, Any]:
         ("session.update", {"session": {"audio": {"output": {"voice": "nobody"}}}}, "invalid_request", None),
         ("session.update", {"session": {"model": "other"}}, "model_not_found", "model"),
         ("session.update", {"session": {"wings": 2}}, "invalid_value", "wings"),
-        ("session.update", {"session": {"tools": [{"type": "function"}]}}, "invalid_value", "tools"),
+        ("session.update", {"session": {"tools": [{"type": "function"}]}}, "invalid_value", "tools[0].name"),
+        ("session.update", {"session": {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}}, *TYPE),
+        ("session.update", {"session": {"audio": {"input": {"turn_detection": IDLE}}}}, "invalid_value", IDLE_PARAM),
+        (
+            "response.create",
+            {"response": {"tool_choice": "required", "input": [SAID]}},
+            "invalid_request",
+            "tool_choice",
+        ),
+        ("conversation.item.create", {"item": RESULT}, "invalid_value", "item.call_id"),
         ("conversation.item.create", {"item": _message("assistant", "x")}, "invalid_value", "item.content[0].type"),
         ("conversation.item.create", {"item": {"type": "message", "role": "user"}}, "invalid_value", "item.content"),
         ("conversation.item.truncate", {"item_id": "x", "content_index": 0, "audio_end_ms": 1}, "item_not_found", None),
