@@ -55,12 +55,23 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Probe(msgspec.Struct, frozen=True, array_like=True):
-    """What a replica holds of a request: the next seq it expects per input port; `known` False if it holds nothing."""
+    """What a replica holds of a request: the next seq it expects per input port, the chunks it has sent per output
+    port; `known` False if it holds nothing."""
 
     request_id: str
     epoch: int
     known: bool = False
     received: dict[str, int] = {}
+    sent: dict[str, int] = {}
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a request in one of its epochs. `came` counts the chunks that the orchestrator has per output port:
+    what the replica has stored beyond them is of no use any more."""
+
+    request_id: str
+    epoch: int
+    came: dict[str, int] = {}
 
 
 class Visit(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +95,7 @@ class VisitEnd(msgspec.Struct, frozen=True, array_like=True):
 class ToStage(msgspec.Struct, omit_defaults=True):
     """Orchestrator to replica, in order of application: aborts, releases, adds, chunks, probes, shutdown."""
 
-    aborts: list[Visit] = []
+    aborts: list[Abort] = []
     released: list[ChunkKey] = []
     adds: list[StageRequest] = []
     chunks: list[Chunk] = []

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from omnistage.messages import MAX_FRAME_BYTES, FrameBuffer, FromStage, ToStage, Visit, frame
+from omnistage.messages import MAX_FRAME_BYTES, Abort, FrameBuffer, FromStage, ToStage, frame
 
 
 def test_frames_are_cut_wherever_the_stream_is() -> None:
@@ -19,6 +19,6 @@ def test_frame_over_the_limit_is_refused_before_it_is_read() -> None:
 
 
 def test_message_round_trip() -> None:
-    message = ToStage(aborts=[Visit("r", 2)], shutdown=True)
+    message = ToStage(aborts=[Abort("r", 2, {"text": 3})], shutdown=True)
     (raw,) = FrameBuffer().push(frame(message))
     assert msgspec.msgpack.decode(raw, type=ToStage) == message

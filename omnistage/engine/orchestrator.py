@@ -19,7 +19,7 @@ from omnistage.engine.router import Router
 from omnistage.engine.text_demands import tools_of
 from omnistage.engine.watch import HandoffWatch
 from omnistage.errors import ErrorCode, ErrorInfo, RequestError
-from omnistage.messages import Chunk, ChunkKey, Extent, FromStage, Visit, VisitEnd
+from omnistage.messages import Abort, Chunk, ChunkKey, Extent, FromStage, Visit, VisitEnd
 from omnistage.request import FinishReason, OmniRequestOutput
 from omnistage.runtime.plan import ReplicaId, variant_of
 from omnistage.runtime.stage_runtime import CLIENT_REPLICA, Replica, StageRuntime
@@ -242,7 +242,8 @@ class Orchestrator:
         for end in message.finished:
             self._on_finished(replica, end)
         for visit in message.aborted:
-            self._on_aborted(replica, visit)
+            self._sweep(replica.id, visit)
+            self._acknowledge(replica, visit)
         for probe in message.probes:
             record = self._current(probe.request_id, probe.epoch)
             if record is not None:
@@ -362,13 +363,14 @@ class Orchestrator:
         self._maybe_forget(record)
 
     def _abort_visits(self, record: RequestRecord) -> None:
-        for visit in record.visits.values():
+        for stage, visit in record.visits.items():
             for chunk in visit.waiting:
                 self._discard(chunk.key)
             visit.waiting.clear()
             if visit.state == "active":
                 record.acks.add((visit.replica, record.epoch))
-                self.runtime.replicas[visit.replica].outbox().aborts.append(Visit(record.id, record.epoch))
+                abort = Abort(record.id, record.epoch, record.came_from(stage))
+                self.runtime.replicas[visit.replica].outbox().aborts.append(abort)
             visit.state = "ended"
 
     def _discard(self, key: ChunkKey) -> None:
@@ -380,10 +382,6 @@ class Orchestrator:
         if record is not None:
             record.keys.discard(key)
         self._release(entry.producer, key)
-
-    def _on_aborted(self, replica: Replica, visit: Visit) -> None:
-        self._sweep(replica.id, visit)
-        self._acknowledge(replica, visit)
 
     def _acknowledge(self, replica: Replica, visit: Visit) -> None:
         record = self._records.get(visit.request_id)

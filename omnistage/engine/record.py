@@ -142,6 +142,11 @@ class RequestRecord:
     def edges_from(self, source: str) -> list[EdgeSpec]:
         return [edge for edge in self.edges if edge.source == source]
 
+    def came_from(self, stage: str) -> dict[str, int]:
+        """Chunks that have come in this epoch, by output port of a stage."""
+        ports = {edge.source_port for edge in self.edges if edge.source_stage == stage}
+        return {port: self.received[f"{stage}.{port}"] for port in ports}
+
     @property
     def text_stage(self) -> str:
         """The stage that parameters without a stage name are for: the first of the plan that gives the client text."""

@@ -65,7 +65,7 @@ class HandoffWatch:
         self._look_in(record, self._deadline(record))
 
     def on_probe(self, record: RequestRecord, replica: Replica, probe: Probe) -> None:
-        """Compares what a stage has received with what was sent to it."""
+        """Compares what a stage has received with what was sent to it, and what it has sent with what has come."""
         stage = replica.id.stage
         visit = record.visits[stage]
         for port, count in visit.delivered.items():
@@ -74,6 +74,12 @@ class HandoffWatch:
                 edge = next(e for e in record.edges if e.target == f"{stage}.{port}")
                 text = f"chunk {got} of {edge.source} never reached stage {stage}"
                 self._fail(record, ErrorInfo(ErrorCode.HANDOFF, text, stage=stage, edge=edge.name))
+                return
+        for port, came in record.came_from(stage).items():
+            if visit.state == "active" and probe.sent.get(port, 0) > came:
+                source, sent = f"{stage}.{port}", probe.sent[port]
+                text = f"chunk {came} of {source} was lost ({sent} were sent)"
+                self._fail(record, ErrorInfo(ErrorCode.HANDOFF, text, stage=stage, edge=source))
                 return
         record.probed = False
         record.progress = _now()

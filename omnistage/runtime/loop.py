@@ -21,6 +21,7 @@ from omnistage.connectors.hub import ConnectorHub
 from omnistage.errors import ErrorCode, ErrorInfo, OmniError
 from omnistage.faults import Faults
 from omnistage.messages import (
+    Abort,
     Chunk,
     ChunkKey,
     FrameBuffer,
@@ -187,12 +188,13 @@ class StageLoop:
     def _apply(self, message: ToStage) -> None:
         self._moved = True
         self._faults.hit("message_received")
-        for visit in message.aborts:
-            self._abort(visit)
+        for abort in message.aborts:
+            self._abort(abort)
         for key in message.released:
             self._released(key)
         for request in message.adds:
-            if Visit(request.request_id, request.epoch) not in message.aborts:  # it ended in the turn that it began
+            ends = any((a.request_id, a.epoch) == (request.request_id, request.epoch) for a in message.aborts)
+            if not ends:  # in the turn that it began
                 self._add(request)
         for chunk in message.chunks:
             self._deliver(chunk)
@@ -202,13 +204,17 @@ class StageLoop:
             self._faults.hit("shutdown_received")
             self._stopping = True
 
-    def _abort(self, visit: Visit) -> None:
-        self._faults.hit("before_abort", visit.request_id)
-        state = self._visits.get(visit.request_id)
-        if state is not None and state.epoch == visit.epoch:
-            self._drop(visit.request_id)
-        self._out.aborted.append(visit)
-        self._faults.hit("after_abort", visit.request_id)
+    def _abort(self, abort: Abort) -> None:
+        request_id, epoch = abort.request_id, abort.epoch
+        self._faults.hit("before_abort", request_id)
+        state = self._visits.get(request_id)
+        if state is not None and state.epoch == epoch:
+            self._drop(request_id)
+            for port, sent in state.sent.items():
+                for seq in range(abort.came.get(port, 0), sent):
+                    self._hub.release(ChunkKey(request_id, epoch, f"{self._stage}.{port}", seq))
+        self._out.aborted.append(Visit(request_id, epoch))
+        self._faults.hit("after_abort", request_id)
 
     def _drop(self, request_id: str) -> None:
         self._engine.abort(request_id)
@@ -281,7 +287,8 @@ class StageLoop:
         state = self._visits.get(probe.request_id)
         known = state is not None and state.epoch == probe.epoch
         received = dict(state.received) if state is not None and known else {}
-        self._out.probes.append(Probe(probe.request_id, probe.epoch, known, received))
+        sent = dict(state.sent) if state is not None and known else {}
+        self._out.probes.append(Probe(probe.request_id, probe.epoch, known, received, sent))
 
     # -- the engine
 
