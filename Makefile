@@ -33,7 +33,7 @@ unit: install
 
 # A second try is for the shared cores of small machines; what was tried twice is named in the summary.
 slow: install
-	$(BIN)/python -m pytest -m slow --reruns 1
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadscope --reruns 1 -r fER
 
 # Mixed load, disconnects and killed stages for 20 minutes; SOAK_S=60 for a short one.
 soak: install
