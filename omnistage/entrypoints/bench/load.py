@@ -21,24 +21,7 @@ BUILT_IN = (
     "Name three animals that live in the sea.",
     "What should I cook tonight?",
 )
-WORDS = [
-    "river",
-    "stone",
-    "light",
-    "green",
-    "seven",
-    "walk",
-    "paper",
-    "cloud",
-    "music",
-    "window",
-    "bread",
-    "ocean",
-    "quiet",
-    "train",
-    "garden",
-    "winter",
-]
+WORDS = "river stone light green seven walk paper cloud music window bread ocean quiet train garden winter".split()
 
 
 def prompts_of(dataset: str, count: int, words: int, seed: int) -> list[str]:

@@ -10,13 +10,21 @@ from uuid import uuid4
 import msgspec
 
 from omnistage.engine.client import EngineClient
+from omnistage.entrypoints.bench.pictures import flaw_of
 from omnistage.entrypoints.bench.sample import Sample
 from omnistage.entrypoints.bench.target import Task
 from omnistage.errors import OmniError, RequestError
 from omnistage.media.audio_encode import PCM_RATE
+from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest, OmniRequestOutput
 
-_MODALITIES: dict[Task, tuple[str, ...]] = {"chat": ("text",), "chat-audio": ("text", "audio"), "speech": ("audio",)}
+_MODALITIES: dict[Task, tuple[str, ...]] = {
+    "chat": ("text",),
+    "chat-audio": ("text", "audio"),
+    "speech": ("audio",),
+    "image": ("image",),
+    "video": ("video",),
+}
 
 
 class OfflineTarget:
@@ -24,8 +32,9 @@ class OfflineTarget:
 
     def __init__(self, engine: EngineClient, task: Task, extra: dict[str, Any]) -> None:
         self._engine, self._task = engine, task
-        kind = "speech" if task == "speech" else "chat"
-        fields = {"id": "bench", "task": kind, "modalities": _MODALITIES[task], "prompt": ""}
+        kind = "chat" if task == "chat-audio" else task
+        drawn = task in ("image", "video")
+        fields = {"id": "bench", "task": kind, "modalities": _MODALITIES[task], "prompt": "", "progress": drawn}
         try:
             self._request = msgspec.convert(fields | extra, OmniRequest)
         except msgspec.ValidationError as error:
@@ -40,7 +49,7 @@ class OfflineTarget:
         except OmniError as error:
             sample.error = error.info.code.value
         sample.end = time.perf_counter() - started
-        wanted = {"text": sample.texts, "audio": sample.audio}
+        wanted = {"text": sample.texts, "audio": sample.audio, "image": sample.images, "video": sample.video_s}
         missing = [name for name in _MODALITIES[self._task] if not wanted[name]]
         sample.error = sample.error or (f"no {missing[0]}" if missing else "")
         return sample
@@ -54,6 +63,7 @@ class OfflineTarget:
                 sample.texts.append(now)
             if output.payload is not None:
                 loud = self._sound(output, sample, now) or loud
+                _seen(output.modality, output.payload, sample, now)
                 output.payload.release()
             if output.error is not None:
                 sample.error = output.error.code.value
@@ -72,3 +82,18 @@ class OfflineTarget:
         rate = int(payload.meta.get("sample_rate", self._engine.pipeline.sample_rate or PCM_RATE))
         sample.audio.append((now, payload["audio"].shape[-1] / rate))
         return bool(payload["audio"].any())
+
+
+def _seen(modality: str, payload: MultimodalPayload, sample: Sample, now: float) -> None:
+    """Notes news of the progress, pictures, and pieces of a video."""
+    if modality == "progress":
+        sample.steps.append(now)
+    if modality not in ("image", "video") or modality not in payload.tensors:
+        return
+    pixels = payload[modality]
+    flaw = flaw_of(pixels)
+    sample.error = sample.error or (f"{modality}: {flaw}" if flaw else "")
+    if modality == "image":
+        sample.images += [now] * len(pixels)
+    else:
+        sample.video_s += len(pixels) / float(payload.meta["fps"])

@@ -43,6 +43,8 @@ class BenchResult(msgspec.Struct, kw_only=True):
     requests_per_s: float
     tokens_per_s: float
     audio_s_per_s: float
+    images_per_s: float = 0.0
+    video_s_per_s: float = 0.0
     goodput: float | None
     objectives: dict[str, float]
     metrics: dict[str, Spread]
@@ -69,6 +71,8 @@ def summarise(
         requests_per_s=len(valid) / duration_s,
         tokens_per_s=sum(sample.tokens or 0 for sample in valid) / duration_s,
         audio_s_per_s=sum(length for sample in valid for _, length in sample.audio) / duration_s,
+        images_per_s=sum(len(sample.images) for sample in valid) / duration_s,
+        video_s_per_s=sum(sample.video_s for sample in valid) / duration_s,
         goodput=len(good) / duration_s if objectives else None,
         objectives=objectives,
         metrics=_spreads(valid, percentiles),
@@ -118,7 +122,8 @@ def table(result: BenchResult) -> str:
     lines = [
         f"{result.requests} requests, {result.failed} failed, {result.duration_s:.2f} s",
         f"{result.requests_per_s:.2f} requests/s, {result.tokens_per_s:.1f} tokens/s, "
-        f"{result.audio_s_per_s:.2f} s of audio per s",
+        f"{result.audio_s_per_s:.2f} s of audio, {result.images_per_s:.2f} images, "
+        f"{result.video_s_per_s:.2f} s of video per s",
     ]
     if result.goodput is not None:
         lines.append(f"goodput {result.goodput:.2f} requests/s under {_bounds(result.objectives)}")

@@ -106,7 +106,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--model", required=True, help="served name")
     serve.add_argument("--timeout", type=float, default=600.0, help="seconds without a byte of an answer")
     serve.add_argument("--api-key", default="", help="sent as a bearer token")
-    serve.add_argument("--stages", action="store_true", help="ask an OmniStage server for its times per stage (chat)")
+    serve.add_argument("--stages", action="store_true", help="ask an OmniStage server for its times per stage")
     offline = actions.add_parser("offline", help="the same load on an engine of this process")
     _model(offline)
     for each in (serve, offline):
@@ -117,7 +117,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", choices=("chat", "chat-audio", "speech"), default="chat")
+    parser.add_argument("--task", choices=("chat", "chat-audio", "speech", "image", "video"), default="chat")
     parser.add_argument("--dataset", default="builtin", help="builtin, random, or a file with a prompt per line")
     parser.add_argument("--words", type=_positive, default=32, help="words of a random prompt")
     parser.add_argument("--requests", type=_positive, default=32)
