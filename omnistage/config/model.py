@@ -231,8 +231,8 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Timelines of requests: of how many; how many spans of each kind and name (beyond that, neighbours are joined; a span
-    takes 32 bytes); how many requests at a time get one of every step and chunk, the others one span per stage.
+    """Timelines of requests: of how many; how many spans of each kind and name (beyond that, neighbours are joined; a
+    span takes 32 bytes); how many requests at a time get one of every step and chunk, the others one span per stage.
 
     `otlp` is the URL to which they are exported as OpenTelemetry spans, "" for none.
     """

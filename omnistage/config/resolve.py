@@ -37,10 +37,16 @@ from omnistage.sampling import SamplingParams
 
 STAGE_KEYS = {field.name: field.type for field in msgspec.structs.fields(StageConfig)}
 EDGE_KEYS = {field.name: field.type for field in msgspec.structs.fields(EdgeConfig) if field.name != "name"}
-LIMIT_KEYS = {field.name: field.type for field in msgspec.structs.fields(LimitsConfig)}
-MEDIA_KEYS = {field.name: field.type for field in msgspec.structs.fields(MediaConfig)}
-TRACE_KEYS = {field.name: field.type for field in msgspec.structs.fields(TraceConfig)}
-RECORD_KEYS = {field.name: field.type for field in msgspec.structs.fields(RecordConfig)}
+# Sections whose keys are those of one struct.
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "limits": LimitsConfig,
+    "media": MediaConfig,
+    "trace": TraceConfig,
+    "record": RecordConfig,
+}
+SECTION_KEYS: dict[str, dict[str, Any]] = {
+    name: {field.name: field.type for field in msgspec.structs.fields(struct)} for name, struct in _SECTIONS.items()
+}
 SAMPLING_KEYS = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 # Stage keys under other names in files, and keys that no file may set.
 _ALIASES = {"with": "co_located_with"}
@@ -157,10 +163,7 @@ class _Resolver:
         self._edges: dict[str, dict[str, Any]] = {
             edge.name: {} for edge in variant.edges if "client" not in (edge.source_stage, edge.target_stage)
         }
-        self._limits: dict[str, Any] = {}
-        self._media: dict[str, Any] = {}
-        self._trace: dict[str, Any] = {}
-        self._record: dict[str, Any] = {}
+        self._sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         self._top: dict[str, str] = {}
         self._origins: dict[str, str] = {}
 
@@ -176,6 +179,7 @@ class _Resolver:
         for name, stage in stages.items():
             check_capabilities(self._specs[name], stage, self._origins)
         check_placement(stages, self._origins)
+        sections: dict[str, Any] = {name: struct(**self._sections[name]) for name, struct in _SECTIONS.items()}
         return OmniConfig(
             model=self._reference.reference,
             model_path=self._reference.path,
@@ -183,10 +187,7 @@ class _Resolver:
             variant=self._variant_name,
             stages=stages,
             edges={name: EdgeConfig(name=name, **values) for name, values in self._edges.items()},
-            limits=LimitsConfig(**self._limits),
-            media=MediaConfig(**self._media),
-            trace=TraceConfig(**self._trace),
-            record=RecordConfig(**self._record),
+            **sections,
             served_name=self._top.get("served_name", self._reference.served_name),
             cache_dir=os.path.expanduser(self._top.get("cache_dir", DEFAULT_CACHE_DIR)),
             origins=self._with_defaults(),
@@ -212,10 +213,7 @@ class _Resolver:
             origins |= {f"stages.{name}.{key}": "default" for key in SETTABLE_STAGE_KEYS}
         for name in self._edges:
             origins |= {f"edges.{name}.{key}": "default" for key in EDGE_KEYS}
-        origins |= {f"limits.{key}": "default" for key in LIMIT_KEYS}
-        origins |= {f"media.{key}": "default" for key in MEDIA_KEYS}
-        origins |= {f"trace.{key}": "default" for key in TRACE_KEYS}
-        origins |= {f"record.{key}": "default" for key in RECORD_KEYS}
+        origins |= {f"{section}.{key}": "default" for section, keys in SECTION_KEYS.items() for key in keys}
         return origins | self._origins
 
     # -- one entry
@@ -230,7 +228,7 @@ class _Resolver:
             self._top[section] = str(entry.value)
             self._origins[section] = entry.origin
             return
-        depth = 2 if section in ("stage_defaults", "limits", "media", "trace", "record") else 3
+        depth = 2 if section == "stage_defaults" or section in _SECTIONS else 3
         if len(entry.path) < depth:
             if entry.value in ({}, None):
                 return
@@ -252,14 +250,8 @@ class _Resolver:
         elif section == "sampling":
             self._known("sampling", entry.path[1], self._stages, entry)
             self._set_sampling(entry)
-        elif section == "media":
-            self._set(self._media, entry.path[1], MEDIA_KEYS, entry)
-        elif section == "trace":
-            self._set(self._trace, entry.path[1], TRACE_KEYS, entry)
-        elif section == "record":
-            self._set(self._record, entry.path[1], RECORD_KEYS, entry)
         else:
-            self._set(self._limits, entry.path[1], LIMIT_KEYS, entry)
+            self._set(self._sections[section], entry.path[1], SECTION_KEYS[section], entry)
 
     def _set_sampling(self, entry: Entry) -> None:
         stage = entry.path[1]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from omnistage.config.footprint import PROCESS_MB, Footprint, KvShape
-from omnistage.config.model import OmniConfig, PipelineConfig, StageConfig, StageSpec
+from omnistage.config.model import OmniConfig, PipelineConfig, StageConfig
 from omnistage.config.resolve import detect_platform
 from omnistage.runtime.plan import MAIN_HOST, HostPlan, host_plans, variant_of
 from omnistage.runtime.stage_runtime import CLIENT_ARENA_MB
@@ -109,12 +109,16 @@ def memory_plan(
     request in positions of an AR stage, 0 for the longest that the stage takes."""
     specs = variant_of(config, pipeline).stages
     stages = {spec.name: decided(config.stages[spec.name]) for spec in specs}
-    prints = {name: footprint_of(config, pipeline, stage) for name, stage in stages.items()}
-    rows = [_stage_memory(stages[spec.name], prints[spec.name], stream_tokens) for spec in specs]
+    found = {name: footprint_of(config, pipeline, stage) for name, stage in stages.items()}
+    prints = {
+        spec.name: found[spec.name] or Footprint(weights={}, library="torch" if spec.torch else "python")
+        for spec in specs
+    }
+    rows = [_stage_memory(stages[name], each, found[name] is None, stream_tokens) for name, each in prints.items()]
     hosts = host_plans(config)
     if not any(host.is_main for host in hosts):
         hosts.insert(0, HostPlan(name=MAIN_HOST, replicas=(), threads=1))
-    processes = [_process(host, stages, prints, specs) for host in hosts]
+    processes = [_process(host, stages, prints) for host in hosts]
     arenas = sum(row.arena * row.replicas for row in rows) + CLIENT_ARENA_MB * MIB
     total = {CPU: arenas}
     for process in processes:
@@ -125,39 +129,33 @@ def memory_plan(
         for device, nbytes in total.items()
         if device in limits and nbytes > limits[device]
     ]
-    return MemoryPlan(
-        pipeline=config.pipeline,
-        variant=config.variant,
-        stages=rows,
-        processes=processes,
-        arenas=arenas,
-        total=total,
-        lacks=lacks,
-    )
+    names = {"pipeline": config.pipeline, "variant": config.variant}
+    return MemoryPlan(**names, stages=rows, processes=processes, arenas=arenas, total=total, lacks=lacks)
 
 
-def _stage_memory(stage: StageConfig, declared: Footprint | None, stream_tokens: int) -> StageMemory:
-    weights = declared.weights if declared is not None else {}
-    kv = _kv(declared.kv, stage) if declared is not None and declared.kv is not None else None
+def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream_tokens: int) -> StageMemory:
+    kv, seqs, length = None, stage.max_num_seqs, 0
+    if declared.kv is not None:
+        kv = _kv(declared.kv, stage)
+        longest = min(declared.kv.max_model_len, stage.max_model_len or declared.kv.max_model_len)
+        length = min(stream_tokens or longest, longest)
+        seqs = min(seqs, kv.tokens // length)
     beside = _beside_weights(declared, stage)
-    longest = _longest(declared.kv, stage) if declared is not None and declared.kv is not None else 0
-    length = min(stream_tokens or longest, longest)
-    seqs = stage.max_num_seqs if kv is None or not length else min(stage.max_num_seqs, kv.tokens // length)
     return StageMemory(
         name=stage.name,
         replicas=stage.replicas,
         device=stage.device,
-        dtype=declared.dtype if declared is not None else stage.dtype,
-        layout=declared.layout if declared is not None else "",
-        weights={name: part.held for name, part in weights.items()},
-        extra=declared.extra if declared is not None else {},
+        dtype=stage.dtype if unknown else declared.dtype,
+        layout="" if unknown else declared.layout,
+        weights={name: part.held for name, part in declared.weights.items()},
+        extra=declared.extra,
         kv=kv,
         arena=stage.arena_mb * MIB,
-        need=beside + sum(part.held for part in weights.values()) if declared is not None else None,
-        peak=beside + sum(part.peak for part in weights.values()) if declared is not None else None,
+        need=None if unknown else beside + sum(part.held for part in declared.weights.values()),
+        peak=None if unknown else beside + sum(part.peak for part in declared.weights.values()),
         streams=seqs * stage.replicas,
         stream_tokens=length,
-        missing=declared.missing if declared is not None else (),
+        missing=declared.missing,
     )
 
 
@@ -167,39 +165,24 @@ def _kv(shape: KvShape, stage: StageConfig) -> KvMemory:
     return KvMemory(blocks * block, blocks, blocks * stage.block_size)
 
 
-def _longest(shape: KvShape, stage: StageConfig) -> int:
-    return min(shape.max_model_len, stage.max_model_len or shape.max_model_len)
-
-
-def _beside_weights(declared: Footprint | None, stage: StageConfig) -> int:
-    if declared is None:
-        return 0
+def _beside_weights(declared: Footprint, stage: StageConfig) -> int:
     kv = _kv(declared.kv, stage).nbytes if declared.kv is not None else 0
     return kv + sum(declared.extra.values())
 
 
-def _process(
-    host: HostPlan,
-    stages: Mapping[str, StageConfig],
-    prints: Mapping[str, Footprint | None],
-    specs: tuple[StageSpec, ...],
-) -> ProcessMemory:
+def _process(host: HostPlan, stages: Mapping[str, StageConfig], prints: Mapping[str, Footprint]) -> ProcessMemory:
     """Components that stages of a process share count once in it."""
-    own = {spec.name: PROCESS_MB["torch" if spec.torch else "python"] for spec in specs}
-    libraries = {name: own[name] if each is None else PROCESS_MB[each.library] for name, each in prints.items()}
-    base = max([libraries[replica.stage] for replica in host.replicas], default=0)
-    base = max(base, ENGINE_MB) + (ENGINE_MB - PROCESS_MB["python"] if base else 0) if host.is_main else base
+    names = tuple(replica.stage for replica in host.replicas)
+    base = max((PROCESS_MB[prints[name].library] for name in names), default=PROCESS_MB["python"])
+    base += ENGINE_MB - PROCESS_MB["python"] if host.is_main else 0
     taken = {CPU: base * MIB}
     seen: set[str] = set()
-    for replica in host.replicas:
-        stage, declared = stages[replica.stage], prints[replica.stage]
-        if declared is None:
-            continue
-        parts = {name: part for name, part in declared.weights.items() if not (declared.shared and name in seen)}
+    for name in names:
+        declared, device = prints[name], stages[name].device
+        parts = {key: part for key, part in declared.weights.items() if not (declared.shared and key in seen)}
         seen |= parts.keys()
-        need = _beside_weights(declared, stage) + sum(part.held for part in parts.values())
-        taken[stage.device] = taken.get(stage.device, 0) + need
-    names = tuple(replica.stage for replica in host.replicas)
+        need = _beside_weights(declared, stages[name]) + sum(part.held for part in parts.values())
+        taken[device] = taken.get(device, 0) + need
     return ProcessMemory(name=host.name, stages=names, threads=host.threads, base=base * MIB, taken=taken)
 
 

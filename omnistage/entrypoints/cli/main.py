@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     _generate(commands.add_parser("generate", help="answer a file of requests offline"))
     _chat(commands.add_parser("chat", help="talk to a model in the terminal"))
     _plan(commands.add_parser("plan", help="what a deployment starts and whether its memory suffices; loads nothing"))
-    _config(commands.add_parser("config", help="show the resolved configuration"))
+    _config(commands.add_parser("config", help="show, compare, import the configuration; its JSON schema"))
     models = commands.add_parser("models", help="list built-in pipelines and what they take and give")
     models.add_argument("--json", action="store_true", help="machine-readable output")
     _keys(commands.add_parser("keys", help="make an API key for serve --api-keys"))
@@ -94,6 +94,13 @@ def _config(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="print the resolved configuration as YAML")
     _model(show)
     show.add_argument("--origin", action="store_true", help="print where each value came from")
+    schema = actions.add_parser("schema", help="print the JSON schema of a deploy file, for editors")
+    schema.add_argument(
+        "model", metavar="MODEL", nargs="?", default=None, help="also name its stages and their options"
+    )
+    imported = actions.add_parser("import", help="print a vLLM-Omni deploy file as one of ours")
+    imported.add_argument("file", metavar="FILE", help="their YAML file")
+    imported.add_argument("--model", default=None, help="pipeline, where the file does not say")
     diff = actions.add_parser("diff", help="values that differ between two deployments; status 1 when some do")
     _model(diff)
     diff.add_argument("--to", metavar="FILE", default=None, help="the other deploy file (default: none)")

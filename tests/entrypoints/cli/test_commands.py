@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def test_config_show_origin_has_a_line_per_value(capsys: pytest.CaptureFixture[s
     assert "sampling.thinker.top_k = 3  # override sampling.thinker.top_k" in lines
     assert "stages.talker.kv_memory_mb = 1  # pipeline" in lines
     assert all("  # " in line for line in lines)
+
+
+@pytest.mark.slow
+def test_config_show_origin_tells_what_auto_becomes_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "smol-speech", "--origin", "--set", "stages.listener.dtype=float32"]) == 0
+    lines = {line.partition(" = ")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert re.search(r"= auto -> (float32|bfloat16)  # probe: bfloat16 .* rows; default", lines["stages.thinker.dtype"])
+    assert re.search(r"= auto -> (both|blocked|plain)  # .+; default", lines["stages.thinker.weight_layout"])
+    assert lines["stages.listener.dtype"] == "stages.listener.dtype = float32  # override stages.listener.dtype"
+    assert lines["stages.talker.dtype"] == "stages.talker.dtype = auto  # default"
+
+
+def test_config_schema_knows_the_stages_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "schema", "echo3"]) == 0
+    stages = json.loads(capsys.readouterr().out)["properties"]["stages"]["properties"]
+    assert "chunk_frames" in stages["wave"]["properties"]
+    assert "chunk_frames" not in stages["thinker"]["properties"]
+    assert main(["config", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["stages"]["additionalProperties"]
 
 
 def test_models_lists_every_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
