@@ -141,7 +141,7 @@ class OpenReplica:
         self._journal = open_journal(config, plan.replica) if config.record.folder else None
         setup = EngineSetup(config, pipeline, plan.replica, store)
         if self._journal is None:
-            engine = setup.build(self._waker.wake, faults, pace.executor)
+            engine = setup.build(self._waker.wake, faults, pace.executor, pace.clock)
         else:
             engine = setup.journaled(self._waker.wake, faults, self._journal.write, executor=pace.executor)
         self.engine = pace.around(engine)

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.errors import ErrorCode, RequestError
@@ -17,10 +18,14 @@ MakeRequest = Callable[[str, random.Random], OmniRequest]
 
 @dataclass
 class Fate:
-    """One client's request: when it arrived, how often and until when it was sent away, when it was done (seconds)."""
+    """One client's request: when it arrived, how often and until when it was sent away, when it was done (seconds).
+
+    `size` is its work in units of the maker of the load.
+    """
 
     arrived: float
     priority: int = 0
+    size: float = 1.0
     refusals: int = 0
     refused_at: float = 0.0
     promised_s: float = 0.0
@@ -55,9 +60,9 @@ class Run:
         return sum(fate.latency_s <= slo_s for fate in inside) / len(inside)
 
     def goodput(self, slo_s: float, begin: float, end: float) -> float:
-        """Answers per second that came within the objective, among those done in `begin..end`."""
-        good = [fate for fate in self.let_in if fate.latency_s <= slo_s and begin <= fate.done < end]
-        return len(good) / (end - begin)
+        """Sizes of the answers, per second, that came within the objective, among those done in `begin..end`."""
+        good = [fate.size for fate in self.let_in if fate.latency_s <= slo_s and begin <= fate.done < end]
+        return sum(good) / (end - begin)
 
     def promises(self) -> list[float]:
         """Errors of the times told, of all that came back and were let in."""
@@ -100,9 +105,15 @@ async def drive(
     return await asyncio.gather(*tasks)
 
 
+def size_of(request: OmniRequest) -> float:
+    """Steps times pixels of a picture, in thousands; 1 for anything else."""
+    asked = [float(request.params.get(name) or 0) for name in ("num_inference_steps", "width", "height")]
+    return prod(asked) / 1000 if all(asked) else 1.0
+
+
 async def _client(engine: AsyncOmniEngine, request: OmniRequest, began: float, comes_back: bool) -> Fate:
     loop = asyncio.get_running_loop()
-    fate = Fate(loop.time() - began, request.priority)
+    fate = Fate(loop.time() - began, request.priority, size_of(request))
     while True:
         asked = loop.time() - began
         wait_s = await _refusal(engine, request)

@@ -22,7 +22,7 @@ from omnistage.testing.virtual import Stages, run
 
 WAIT_S = 8.0
 SLO_S = 2 * WAIT_S
-SECONDS = 60.0
+SECONDS = 40.0
 PEAK = 5.3  # pictures per second that the law of `picture_seconds` lets through
 UNBOUNDED = {"limits.max_wait_s": 1e9, "limits.max_running": 100_000}
 
@@ -106,7 +106,7 @@ def test_goodput_objectives_and_promises_hold_for_every_shape_of_load(shape: str
     assert over.kept(SLO_S) >= 0.99
     errors = over.promises()
     assert len(errors) > 1000
-    assert errors[int(0.9 * len(errors))] <= 0.2
+    assert errors[int(0.95 * len(errors))] <= 0.2
     assert max(fate.refusals for fate in over.fates) < 20
 
 
