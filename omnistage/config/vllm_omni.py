@@ -22,6 +22,7 @@ _NO_EQUIVALENT = "no equivalent"
 _STAGE_LISTS = ("stages", "stage_args")
 _STRUCTURED = (*_STAGE_LISTS, "edges", "platforms")
 _SAMPLING = "default_sampling_params"
+_NESTS = {"engine_args", "engine_extras", "runtime", "parallel_config"}
 _SHARED_MEMORY = "SharedMemoryConnector"
 Path_ = tuple[str, ...]
 
@@ -85,10 +86,8 @@ class _Importer:
         graphs = sorted(pipeline.variants.items(), key=lambda pair: pair[0] != pipeline.default_variant)
         self._variant, graph = next((pair for pair in graphs if len(pair[1].stages) == len(listed)), graphs[0])
         self._graph: Variant = graph
-        named = [(entry, self._stage_name(entry, index)) for index, entry in enumerate(listed)]
-        self._ids = {
-            str(dict(_leaves(entry)).get(("stage_id",), index)): each for index, (entry, each) in enumerate(named)
-        }
+        ids = [str(dict(_leaves(entry)).get(("stage_id",), index)) for index, entry in enumerate(listed)]
+        self._ids = {ids[index]: self._stage_name(entry, index) for index, entry in enumerate(listed)}
         self._document: dict[str, Any] = {"pipeline": pipeline.name, "variant": self._variant}
         self._mapped: dict[str, list[str]] = {}
         self._unmapped: dict[str, str] = {}
@@ -143,16 +142,15 @@ class _Importer:
             return
         if rest[0] == _SAMPLING and len(rest) == 2:
             yield ("sampling", name, rest[1]), value
-        elif (
-            rest[-1] in _keys()["stage"] and _SAMPLING not in rest and not (rest[-1] == "devices" and "," in str(value))
-        ):
-            key = _keys()["stage"][rest[-1]]
+            return
+        key = _keys()["stage"].get(rest[-1])
+        if key and set(rest[:-1]) <= _NESTS and not (key == "device" and "," in str(value)):
             yield ("stages", name, key), _ours(key, value)
 
     def _stage_name(self, entry: Any, index: int) -> str | None:
         """By the name that the entry gives, else by its number."""
         names = [spec.name for spec in self._graph.stages]
-        told = dict(item for item in ((path[-1], value) for path, value in _leaves(entry)))
+        told = {path[-1]: value for path, value in _leaves(entry)}
         if told.get("model_stage") in names:
             return str(told["model_stage"])
         number = told.get("stage_id", index)

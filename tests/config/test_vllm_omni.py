@@ -27,7 +27,7 @@ edges: [{from: 0, to: 1, window_size: -1, max_inflight: 8}]
 stages:
   - {stage_id: 0, devices: "1", gpu_memory_utilization: 0.9, max_num_seqs: 64, tensor_parallel_size: 2,
      default_sampling_params: {temperature: 0.4, stop_token_ids: [1, 2], detokenize: true}}
-  - {stage_id: 1, devices: "0,1", engine_extras: {max_num_batched_tokens: 2048, foo: {bar: 1}}}
+  - {stage_id: 1, devices: "0,1", engine_extras: {max_num_batched_tokens: 2048, foo: {bar: 1, dtype: half}}}
   - {stage_id: 2, enforce_eager: true, max_num_seqs: 3, max_batch_size: 5}
 platforms:
   cuda: {stages: [{stage_id: 1, max_num_seqs: 9}]}
@@ -81,7 +81,8 @@ def test_what_has_no_equivalent_is_listed_with_the_reason(tmp_path: Path) -> Non
     assert imported(tmp_path, NEWER).unmapped.keys() == {
         "connectors.shm.extra.left", "edges.0.window_size", "stages.0.gpu_memory_utilization",
         "stages.0.tensor_parallel_size", "stages.0.default_sampling_params.detokenize", "stages.1.devices",
-        "stages.1.engine_extras.foo.bar", "stages.2.max_batch_size", "platforms.npu.stages.0.max_num_seqs",
+        "stages.1.engine_extras.foo.bar", "stages.1.engine_extras.foo.dtype",
+        "stages.2.max_batch_size", "platforms.npu.stages.0.max_num_seqs",
     }  # fmt: skip
     reasons = imported(tmp_path, NEWER).unmapped
     assert "kv_memory_mb" in reasons["stages.0.gpu_memory_utilization"]
