@@ -66,7 +66,10 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, model: str, *arguments: str, cwd: Path | None = None) -> Iterator[Server]:
-    """A server that is ready; killed at the end with its children if it has not ended by itself. Its log is in `folder`."""
+    """A server that is ready; killed at the end with its children if it has not ended by itself.
+
+    Its log is in `folder`.
+    """
     log = folder / "serve.log"
     command = [sys.executable, "-m", "omnistage", "serve", model, "--port", "0", "--quiet", *arguments]
     with log.open("wb") as output:

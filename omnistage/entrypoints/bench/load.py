@@ -21,7 +21,10 @@ BUILT_IN = (
     "Name three animals that live in the sea.",
     "What should I cook tonight?",
 )
-WORDS = "river stone light green seven walk paper cloud music window bread ocean quiet train garden winter".split()
+WORDS = [
+    "river", "stone", "light", "green", "seven", "walk", "paper", "cloud", "music", "window", "bread", "ocean", "quiet",
+    "train", "garden", "winter",
+]  # fmt: skip
 
 
 def prompts_of(dataset: str, count: int, words: int, seed: int) -> list[str]:
