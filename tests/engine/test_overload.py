@@ -90,6 +90,7 @@ def test_ten_times_the_load_costs_neither_goodput_nor_the_objective_of_those_let
     assert over.kept(SLO_S) >= 0.99
 
 
+@pytest.mark.slow
 def test_unbounded_queue_answers_hardly_anyone_in_time_under_the_same_load() -> None:
     best = goodput(loaded(0.95 * PEAK, seconds=30, returning=0))
     over = loaded(3 * PEAK, seconds=30, settings=UNBOUNDED)
