@@ -16,7 +16,8 @@ def test_what_is_asked_for_is_used(name: DtypeName, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("single", "batched", "dtype"), [(2.0, 2.0, torch.bfloat16), (1.3, 0.4, torch.float32), (0.9, 3.0, torch.float32)]
+    ("single", "batched", "dtype"),
+    [(2.0, 2.0, torch.bfloat16), (1.3, 0.4, torch.float32), (0.9, 3.0, torch.float32), (1.4, 1.4, torch.float32)],
 )
 def test_auto_needs_a_gain_at_every_batch_size(single: float, batched: float, dtype: torch.dtype) -> None:
     def measure(kind: torch.dtype, rows: int) -> float:
