@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from omnistage.errors import ErrorInfo
+from omnistage.errors import ErrorInfo, RequestError
 from omnistage.payload import MultimodalPayload
 from omnistage.sampling import SamplingParams
 from omnistage.tools import ToolUse
@@ -138,3 +139,20 @@ class StageRequest(msgspec.Struct, kw_only=True):
     cache_salt: str = ""
     tools: ToolUse | None = None
     traced: bool = True
+
+
+def prompt_of(request: OmniRequest) -> str:
+    """The text of a request without a chat template: its prompt, else the text of the last user message.
+
+    Raises RequestError when there is neither.
+    """
+    given = request.prompt if request.prompt is not None else request.raw_prompt
+    if given is not None:
+        return given
+    for message in reversed(request.messages or []):
+        if message.get("role") == "user":
+            content = message.get("content", "")
+            if isinstance(content, str):
+                return content
+            return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    raise RequestError("no prompt and no user message", param="messages")

@@ -21,7 +21,7 @@ from omnistage.errors import ConfigError, RequestError
 from omnistage.kit.ports import Port, Value
 from omnistage.kit.stage import Stage
 from omnistage.payload import MultimodalPayload
-from omnistage.request import OmniRequest
+from omnistage.request import OmniRequest, prompt_of
 
 # Outputs that clients know by what they are; others go by the name of their port.
 _MODALITIES = ("text", "audio", "image")
@@ -163,7 +163,7 @@ class _Planner:
                 if not (isinstance(given, Mapping) and "media" in given):
                     return ClientInput(port=name, payload=port.payload(_value(port, given)))
             if port.is_text:
-                return ClientInput(port=name, payload=port.payload(_prompt_of(request)))
+                return ClientInput(port=name, payload=port.payload(prompt_of(request)))
             return ClientInput(port=name, payload=_medium(port, media))
         except ValueError as error:
             raise RequestError(f"{name}: {error}", param=name) from None
@@ -198,16 +198,3 @@ def _medium(port: Port, media: Mapping[str, MultimodalPayload]) -> MultimodalPay
     if value.ndim == len(port.shape) - 1:  # one picture
         value = value[None]
     return port.payload(port.checked(value))
-
-
-def _prompt_of(request: OmniRequest) -> str:
-    given = request.prompt if request.prompt is not None else request.raw_prompt
-    if given is not None:
-        return given
-    for message in reversed(request.messages or []):
-        if message.get("role") == "user":
-            content = message.get("content", "")
-            if isinstance(content, str):
-                return content
-            return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    raise RequestError("no prompt and no user message", param="messages")

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnistage.ops.step_policy import StepCache
 
-__all__ = ["CacheMemory", "CacheTurn", "Selection", "StepCache", "cached_stack"]
+__all__ = ["CacheMemory", "CacheTurn", "CachedStack", "Selection", "StepCache", "cached_stack"]
 
 
 @dataclass(frozen=True)
@@ -115,3 +115,33 @@ def _run(stack: Stack, rows: Tensor, spans: list[tuple[int, int]], running: list
         chosen = torch.cat([torch.arange(*spans[index], device=rows.device) for index in running])
         output[chosen] = stack(rows[chosen], Selection(running, chosen))
     return output
+
+
+class _Turned(Protocol):
+    @property
+    def turn(self) -> CacheTurn: ...
+
+
+D = TypeVar("D", bound=_Turned)
+
+
+class CachedStack(nn.Module, Generic[D]):
+    """Stands for the middle of a transformer: `begin` sets the documents of a call, `forward` leaves the middle out for
+    those whose cache allows it, by `through`, and `end` gives what each is to keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.documents: Sequence[D] = ()
+        self._memories: list[CacheMemory] = []
+
+    def begin(self, documents: Sequence[D]) -> None:
+        self.documents = documents
+
+    def through(self, stack: Stack, rows: Tensor, signal: Signal, lengths: Sequence[int]) -> Tensor:
+        turns = [document.turn for document in self.documents]
+        output, self._memories = cached_stack(stack, rows, signal, lengths, turns)
+        return output
+
+    def end(self) -> list[CacheMemory]:
+        memories, self._memories, self.documents = self._memories, [], ()
+        return memories

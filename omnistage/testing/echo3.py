@@ -17,7 +17,7 @@ from omnistage.config.model import (
 )
 from omnistage.errors import RequestError
 from omnistage.payload import MultimodalPayload
-from omnistage.request import OmniRequest
+from omnistage.request import OmniRequest, prompt_of
 from omnistage.testing.closed_form import SAMPLE_RATE
 
 VOICES = ("echo",)
@@ -80,7 +80,7 @@ def plan(request: OmniRequest, media: dict[str, MultimodalPayload], config: Omni
         raise RequestError("echo3 takes text only", param="messages")
     if request.voice not in (None, *VOICES):
         raise RequestError(f"no voice {request.voice!r}; voices are {', '.join(VOICES)}", param="voice")
-    text = _text(request)
+    text = prompt_of(request)
     wave = _wave_params(request)
     if request.task == "speech":
         spoken = ClientInput(port="text", payload=MultimodalPayload.text(text))
@@ -100,19 +100,6 @@ def _wave_params(request: OmniRequest) -> dict[str, dict[str, int]]:
     if not isinstance(frames, int) or not 0 < frames <= MAX_CHUNK_FRAMES:
         raise RequestError(f"chunk_frames must be 1..{MAX_CHUNK_FRAMES}", param="chunk_frames")
     return {"wave": {"chunk_frames": frames}}
-
-
-def _text(request: OmniRequest) -> str:
-    given = request.prompt if request.prompt is not None else request.raw_prompt
-    if given is not None:
-        return given
-    for message in reversed(request.messages or []):
-        if message.get("role") == "user":
-            content = message.get("content", "")
-            if isinstance(content, str):
-                return content
-            return "".join(str(part.get("text", "")) for part in content)
-    raise RequestError("no prompt and no user message", param="messages")
 
 
 PIPELINE = PipelineConfig(

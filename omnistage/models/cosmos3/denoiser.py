@@ -13,7 +13,7 @@ from omnistage.models.cosmos3.layout import Layout
 from omnistage.models.cosmos3.reasoner import TextKV, rotate
 from omnistage.ops.packed_attention import Backend, Prefix, packed_attention
 from omnistage.ops.steady import make_steady
-from omnistage.ops.step_cache import CacheMemory, CacheTurn, Selection, cached_stack
+from omnistage.ops.step_cache import CachedStack, CacheMemory, CacheTurn, Selection
 
 # Cosines and sines of the text rows, then of the generation rows.
 Rotary = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -76,31 +76,19 @@ class _DocumentAttention:
         return und_seq, attn.to_add_out(attended.flatten(-2, -1))
 
 
-class _CachedLayers(nn.Module):
-    """Stands for the layers of the transformer; leaves them out for documents whose step cache allows it.
-
-    `begin` sets the documents of the coming call, `end` gives what each is to keep.
-    """
+class _CachedLayers(CachedStack[Document]):
+    """Stands for the layers of the transformer."""
 
     def __init__(self, layers: nn.ModuleList, attention: _DocumentAttention) -> None:
         super().__init__()
         self.layers = layers
         self._attention = attention
-        self._documents: Sequence[Document] = ()
-        self._memories: list[CacheMemory] = []
-
-    def begin(self, documents: Sequence[Document]) -> None:
-        self._documents = documents
-
-    def end(self) -> list[CacheMemory]:
-        memories, self._memories, self._documents = self._memories, [], ()
-        return memories
 
     def forward(self, und_seq: Tensor, gen_seq: Tensor, rotary_emb: Rotary) -> tuple[Tensor, Tensor]:
         """`gen_seq` [rows, width] are the documents' rows, `rotary_emb` their angles after two empty tensors."""
 
         def stack(rows: Tensor, chosen: Selection) -> Tensor:
-            self._attention.begin([self._documents[index] for index in chosen.documents])
+            self._attention.begin([self.documents[index] for index in chosen.documents])
             angles = (*rotary_emb[:2], chosen.of(rotary_emb[2]), chosen.of(rotary_emb[3]))
             for layer in self.layers:
                 _, rows = layer(und_seq, rows, angles)
@@ -110,10 +98,8 @@ class _CachedLayers(nn.Module):
             read: Tensor = self.layers[0].input_layernorm_moe_gen(gen_seq[first:last])  # type: ignore[operator]
             return read
 
-        lengths = [document.layout.rows for document in self._documents]
-        turns = [document.turn for document in self._documents]
-        output, self._memories = cached_stack(stack, gen_seq, signal, lengths, turns)
-        return und_seq, output
+        lengths = [document.layout.rows for document in self.documents]
+        return und_seq, self.through(stack, gen_seq, signal, lengths)
 
 
 class Denoiser:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from omnistage.models.minimax_h3.layout import Layout
 from omnistage.ops.packed_attention import Backend, packed_attention
-from omnistage.ops.step_cache import CacheMemory, CacheTurn, Selection, cached_stack
+from omnistage.ops.step_cache import CachedStack, CacheMemory, CacheTurn, Selection
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -98,29 +98,17 @@ class DocumentAttention:
         return mixed[None]
 
 
-class CachedBlocks(nn.Module):
-    """Stands for the blocks of a transformer; leaves them out for documents whose step cache allows it.
-
-    `begin` sets the documents of the coming call, `end` gives what each is to keep.
-    """
+class CachedBlocks(CachedStack[Document]):
+    """Stands for the blocks of a transformer."""
 
     def __init__(self, blocks: nn.ModuleList, attention: DocumentAttention) -> None:
         super().__init__()
         self.blocks = blocks
         self._attention = attention
-        self._documents: Sequence[Document] = ()
-        self._memories: list[CacheMemory] = []
-
-    def begin(self, documents: Sequence[Document]) -> None:
-        self._documents = documents
-
-    def end(self) -> list[CacheMemory]:
-        memories, self._memories, self._documents = self._memories, [], ()
-        return memories
 
     def forward(self, hidden: Tensor, time: Tensor, modulation_rows: Tensor, rotary: Rotary) -> Tensor:
         """`hidden` [1, rows, width], `time` [times, width], `modulation_rows` [rows] index the modulation tables."""
-        lengths = [document.layout.rows for document in self._documents]
+        lengths = [document.layout.rows for document in self.documents]
 
         def stack(rows: Tensor, chosen: Selection) -> Tensor:
             self._attention.lengths = [lengths[index] for index in chosen.documents]
@@ -133,9 +121,7 @@ class CachedBlocks(nn.Module):
         def signal(first: int, last: int) -> Tensor:
             return _modulated(self.blocks[0], hidden[0, first:last], time, modulation_rows[first:last])
 
-        turns = [document.turn for document in self._documents]
-        output, self._memories = cached_stack(stack, hidden[0], signal, lengths, turns)
-        return output[None]
+        return self.through(stack, hidden[0], signal, lengths)[None]
 
 
 def _modulated(block: Any, rows: Tensor, time: Tensor, modulation_rows: Tensor) -> Tensor:
