@@ -41,10 +41,6 @@ def system_prompt_of(folder: Path, kind: str, bot_task: str, custom: str | None)
     return custom if kind == "custom" else _text(folder, kind)
 
 
-def has_text(folder: Path, kind: str) -> bool:
-    return kind in texts_of(folder)
-
-
 def _text(folder: Path, kind: str) -> str:
     text = texts_of(folder).get(kind)
     if text is None:

@@ -187,11 +187,6 @@ class CausalTextModel:
         return ids
 
 
-def text_backend(context: StageContext) -> TorchBackend[TextState]:
-    """Component factory: a causal text model from the model folder."""
-    return backend_of(CausalTextModel(context.model_path, context.stage, markup=context.spec.markup), context)
-
-
 def backend_of(model: CausalTextModel, context: StageContext) -> TorchBackend[TextState]:
     """The runner around a text model."""
     return TorchBackend(model, context.stage, tokenizer=model.tokenizer, markup=model.markup)

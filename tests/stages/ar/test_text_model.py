@@ -15,7 +15,7 @@ from omnistage.errors import ConfigError, RequestError
 from omnistage.payload import MultimodalPayload
 from omnistage.sampling import SamplingParams
 from omnistage.stages.ar.engine import AREngine
-from omnistage.stages.ar.text_model import CausalTextModel, text_backend
+from omnistage.stages.ar.text_model import CausalTextModel, backend_of
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.base import InputChunk, StageRequest
 from tests.stages.ar.fakes import stage_config
@@ -249,11 +249,12 @@ def test_rotary_embeddings_that_depend_on_batch_mates_are_refused(tiny_llama: Pa
         CausalTextModel(folder, stage_config(dtype="float32"))
 
 
-def test_the_component_factory_serves_the_model_folder(tiny_llama: Path) -> None:
+def test_the_runner_around_a_text_model_serves_it(tiny_llama: Path) -> None:
     stage = stage_config(dtype="float32", kv_memory_mb=1)
     config = OmniConfig(
         model="tiny", model_path="", pipeline="text", variant="default", stages={}, edges={}, limits=LimitsConfig()
     )
     spec = StageSpec(name="thinker", kind="ar", component="")
-    backend = text_backend(StageContext(config=config, stage=stage, spec=spec, model_path=str(tiny_llama)))
+    context = StageContext(config=config, stage=stage, spec=spec, model_path=str(tiny_llama))
+    backend = backend_of(CausalTextModel(tiny_llama, stage), context)
     assert answer(AREngine(backend, stage), ask({"prompt": "hello"}))[2]["finish_reason"] in ("length", "stop")
