@@ -70,6 +70,7 @@ async def test_all_modes_together_give_the_same_as_each_alone(tiny: Make, kind: 
             levels = 1 if name in ("image", "video") else 0
             there = other.tensors[name].astype(np.float32)
             np.testing.assert_allclose(there, array, rtol=0, atol=levels, err_msg=f"{one.request_id} {name}")
+            assert (there != array).mean() <= 0.01
 
 
 async def test_same_seed_gives_the_same_bits_and_another_seed_does_not(tiny: Make) -> None:
