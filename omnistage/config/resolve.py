@@ -135,7 +135,7 @@ def _override_entries(overrides: Mapping[str, Any], path: tuple[str, ...] = ()) 
     entries: list[Entry] = []
     for key, value in overrides.items():
         full = (*path, *key.split("."))
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             entries += _override_entries(value, full)
         elif len(full) == 1 and full[0] in SETTABLE_STAGE_KEYS:
             entries.append(Entry(("stage_defaults", full[0]), value, f"override {key}"))
@@ -163,6 +163,7 @@ class _Resolver:
         self._edges: dict[str, dict[str, Any]] = {
             edge.name: {} for edge in variant.edges if "client" not in (edge.source_stage, edge.target_stage)
         }
+        self._named = {"stages": self._stages, "edges": self._edges, "sampling": self._stages}
         self._sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         self._top: dict[str, str] = {}
         self._origins: dict[str, str] = {}
@@ -228,8 +229,10 @@ class _Resolver:
             self._top[section] = str(entry.value)
             self._origins[section] = entry.origin
             return
-        depth = 2 if section == "stage_defaults" or section in _SECTIONS else 3
-        if len(entry.path) < depth:
+        named = self._named.get(section)
+        if named is not None and len(entry.path) > 1 and entry.path[1] not in named:
+            raise ConfigError(_unknown(section, entry.path[1], named, entry.origin), param=f"{section}.{entry.path[1]}")
+        if len(entry.path) < (2 if named is None else 3):
             if entry.value in ({}, None):
                 return
             raise ConfigError(
@@ -242,13 +245,10 @@ class _Resolver:
             for name in self._stages:
                 self._set_stage(name, entry.path[1], entry)
         elif section == "stages":
-            self._known("stages", entry.path[1], self._stages, entry)
             self._set_stage(entry.path[1], entry.path[2], entry)
         elif section == "edges":
-            self._known("edges", entry.path[1], self._edges, entry)
             self._set(self._edges[entry.path[1]], entry.path[2], EDGE_KEYS, entry)
         elif section == "sampling":
-            self._known("sampling", entry.path[1], self._stages, entry)
             self._set_sampling(entry)
         else:
             self._set(self._sections[section], entry.path[1], SECTION_KEYS[section], entry)
@@ -262,10 +262,6 @@ class _Resolver:
             )
         self._set(self._stages[stage]["sampling"], entry.path[2], SAMPLING_KEYS, entry)
         self._origins[f"stages.{stage}.sampling.{entry.path[2]}"] = entry.origin
-
-    def _known(self, section: str, name: str, known: Iterable[str], entry: Entry) -> None:
-        if name not in known:
-            raise ConfigError(_unknown(section, name, known, entry.origin), param=f"{section}.{name}")
 
     def _set_stage(self, stage: str, key: str, entry: Entry) -> None:
         options = self._specs[stage].options

@@ -94,6 +94,18 @@ WRONG: list[tuple[str, str]] = [
 ]
 
 
+def test_a_misspelt_stage_with_nothing_in_it_is_refused_not_ignored(tmp_path: Path) -> None:
+    for section, near in (("stages", "wave"), ("edges", "talker->wave"), ("sampling", "talker")):
+        for nothing in ("{}", ""):
+            text = f"{section}:\n  {near[:-1]}: {nothing}\n"
+            message = rf"{section}: unknown key or name '{near[:-1]}'; did you mean '{near}'\? \(deploy.yaml:2\)"
+            with pytest.raises(ConfigError, match=message):
+                resolve_config("echo3", write(tmp_path, text))
+        with pytest.raises(ConfigError, match=rf"did you mean '{near}'\? \(override {section}"):
+            resolve_config("echo3", overrides={section: {near[:-1]: {}}})
+    assert resolve_config("echo3", write(tmp_path, "stages: {wave: {}}")).stages == resolve_config("echo3").stages
+
+
 @pytest.mark.parametrize(("text", "message"), WRONG, ids=[text for text, _ in WRONG])
 def test_wrong_configuration_names_key_value_place_and_fix(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
