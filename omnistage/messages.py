@@ -103,17 +103,8 @@ class ToStage(msgspec.Struct, omit_defaults=True):
     shutdown: bool = False
 
 
-class StageReady(msgspec.Struct, omit_defaults=True):
-    """The replica's engine stands. Seconds and bytes measured in its process."""
-
-    pid: int
-    load_s: float
-    rss_bytes: int
-    detail: dict[str, str] = {}
-
-
 class FromStage(msgspec.Struct, omit_defaults=True):
-    """Replica to orchestrator: the outcome of one turn of its loop."""
+    """Replica to orchestrator: the outcome of one turn of its loop. `ready`: its engine stands."""
 
     chunks: list[Chunk] = []
     consumed: list[ChunkKey] = []
@@ -123,7 +114,7 @@ class FromStage(msgspec.Struct, omit_defaults=True):
     probes: list[Probe] = []
     logs: list[VisitLog] = []
     counters: dict[str, float] = {}
-    ready: StageReady | None = None
+    ready: bool = False
     fatal: ErrorInfo | None = None
 
 

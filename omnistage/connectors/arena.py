@@ -9,6 +9,7 @@ import mmap
 import os
 import sys
 import tempfile
+from bisect import bisect
 
 import psutil
 
@@ -96,14 +97,11 @@ class Arena:
     def free(self, offset: int) -> None:
         """Gives an extent back. Raises KeyError when it is not in use."""
         length = self._used.pop(offset)
-        low, high = 0, len(self._free)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self._free[middle][0] < offset else (low, middle)
-        self._free.insert(low, (offset, length))
-        self._merge(low)
-        if low:
-            self._merge(low - 1)
+        index = bisect(self._free, (offset, length))
+        self._free.insert(index, (offset, length))
+        self._merge(index)
+        if index:
+            self._merge(index - 1)
 
     def _merge(self, index: int) -> None:
         if index + 1 < len(self._free):

@@ -1,8 +1,8 @@
 """OmniConnector: moves payload bytes between replicas. It never decides where they go.
 
 The producer's side stores a payload and describes it in a `Chunk`; the consumer's side turns the chunk back into a
-payload of views. A stored payload stays until `release(key)`. Which connector stores it depends on the port:
-`inline` when every reader lives in the producer's process, else `shm`; payloads up to `BODY_LIMIT` ride in the message.
+payload of views. A stored payload stays until `release(key)`. Which connector stores it depends on the port (`hub`);
+payloads up to `BODY_LIMIT` ride in the message between processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def decode_header(chunk: Chunk) -> PayloadHeader:
 
 
 class OmniConnector(Protocol):
-    """Both sides of one transport, as one process sees it."""
+    """Both sides of one transport, as one process sees it. `spilled` counts payloads that found no room of their
+    own."""
+
+    spilled: int
 
     def store(self, key: ChunkKey, final: bool, payload: MultimodalPayload) -> Chunk:
         """Stores a payload and describes it."""
@@ -47,6 +50,10 @@ class OmniConnector(Protocol):
 
     def held(self) -> int:
         """Payloads stored and not released."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of what is mapped; nothing may be stored or loaded afterwards."""
         ...
 
     def check_integrity(self) -> None: ...

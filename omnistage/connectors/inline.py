@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from omnistage.connectors.base import encode_header
+from omnistage.connectors.base import OmniConnector, encode_header
 from omnistage.messages import Chunk, ChunkKey
 from omnistage.payload import MultimodalPayload, PayloadHeader
 from omnistage.shared import SharedObjects
@@ -43,13 +43,14 @@ class LocalStore:
             return len(self._payloads)
 
 
-class InlineConnector:
-    """See `OmniConnector`. The store is shared by all stages of the process; `replica` is this producer's index."""
+class InlineConnector(OmniConnector):
+    """The store is shared by all stages of the process; `replica` is this producer's index."""
 
     def __init__(self, store: LocalStore, replica: int) -> None:
         self._store = store
         self._replica = replica
         self._mine: set[ChunkKey] = set()
+        self.spilled = 0
 
     def store(self, key: ChunkKey, final: bool, payload: MultimodalPayload) -> Chunk:
         self._store.put(key, payload)
@@ -69,6 +70,9 @@ class InlineConnector:
 
     def held(self) -> int:
         return len(self._mine)
+
+    def close(self) -> None:
+        """The store belongs to the process."""
 
     def check_integrity(self) -> None:
         """Nothing to count beyond `held`."""

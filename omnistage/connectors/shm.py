@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from omnistage.connectors.arena import Arena, ArenaView
-from omnistage.connectors.base import BODY_LIMIT, decode_header, encode_header
+from omnistage.connectors.base import BODY_LIMIT, OmniConnector, decode_header, encode_header
 from omnistage.errors import IntegrityError
 from omnistage.messages import Chunk, ChunkKey, Extent
 from omnistage.payload import MultimodalPayload, read_payload
 
 
-class ShmConnector:
-    """See `OmniConnector`. `arena` is this producer's own; `views` maps (stage, replica) to the arenas it reads.
+class ShmConnector(OmniConnector):
+    """`arena` is this producer's own; `views` maps (stage, replica) to the arenas it reads.
 
     When the arena has no room the bytes ride in the message, so a full arena slows a hand-off but never blocks it.
     """
@@ -26,7 +26,7 @@ class ShmConnector:
         self._in_message: set[ChunkKey] = set()
         self.spilled = 0
 
-    def adopt(self, extents: list[Extent]) -> None:
+    def adopt(self, extents: Iterable[Extent]) -> None:
         """Takes over what a previous incarnation of this replica left in the arena."""
         for extent in extents:
             if self._arena is not None:

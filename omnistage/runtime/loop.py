@@ -27,7 +27,6 @@ from omnistage.messages import (
     FrameBuffer,
     FromStage,
     Probe,
-    StageReady,
     ToStage,
     Visit,
     VisitEnd,
@@ -129,9 +128,9 @@ class StageLoop:
         self._selector.register(sock, selectors.EVENT_READ)
         self._selector.register(waker, selectors.EVENT_READ)
 
-    def run(self, ready: StageReady) -> None:
-        """Reports `ready`, then serves until the socket closes or a shutdown message comes."""
-        self.begin(ready)
+    def run(self) -> None:
+        """Reports that it is ready, then serves until the socket closes or a shutdown message comes."""
+        self.begin()
         try:
             while not self._stopping:
                 self.turn()
@@ -141,9 +140,9 @@ class StageLoop:
         finally:
             self.end()
 
-    def begin(self, ready: StageReady) -> None:
-        """The next turn reports `ready`."""
-        self._out.ready = ready
+    def begin(self) -> None:
+        """The next turn reports that the replica is ready."""
+        self._out.ready = True
 
     def end(self) -> None:
         """Releases everything; nothing more is sent."""

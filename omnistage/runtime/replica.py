@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -12,16 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from omnistage.config.model import OmniConfig, PipelineConfig, StageContext
-from omnistage.connectors.arena import Arena, ArenaView
-from omnistage.connectors.hub import ConnectorHub
-from omnistage.connectors.inline import InlineConnector, LocalStore
-from omnistage.connectors.shm import ShmConnector
+from omnistage.connectors.hub import open_hub
+from omnistage.connectors.inline import LocalStore
 from omnistage.errors import ConfigError, ErrorCode, ErrorInfo, OmniError
 from omnistage.faults import Faults
-from omnistage.messages import StageReady
 from omnistage.runtime.journal import SUFFIX, Entry, JournalName, JournalWriter, NotingClock
 from omnistage.runtime.journaled import DeliveredExecutor, JournaledEngine, KeptReadings
 from omnistage.runtime.loop import StageLoop, Waker, report_fatal
@@ -42,7 +37,7 @@ def run_replica(config: OmniConfig, pipeline: PipelineConfig, plan: ReplicaPlan,
         try:
             replica = OpenReplica(config, pipeline, plan, store, sock)
             try:
-                replica.loop.run(replica.ready())
+                replica.loop.run()
             finally:
                 replica.close()
         except OmniError as error:
@@ -134,7 +129,6 @@ class OpenReplica:
         sock: socket.socket,
         pace: Pace | None = None,
     ) -> None:
-        self._started = time.monotonic()
         pace = pace or Pace()
         self._waker = Waker()
         faults = Faults(plan.faults)
@@ -146,10 +140,7 @@ class OpenReplica:
             engine = setup.journaled(self._waker.wake, faults, self._journal.write, executor=pace.executor)
         self.engine = pace.around(engine)
         faults.hit("engine_built")
-        views = {(stage, index): ArenaView(fd) for stage, index, fd in plan.reads}
-        shm = ShmConnector(plan.replica.index, Arena(plan.arena_fd), views)
-        shm.adopt(plan.extents)
-        self.hub = ConnectorHub(InlineConnector(store, plan.replica.index), shm, plan.inline_ports)
+        self.hub = open_hub(plan.replica.index, store, plan.arena_fd, plan.reads, plan.inline_ports, plan.extents)
         self.loop = StageLoop(
             plan.replica.stage,
             self.engine,
@@ -161,11 +152,6 @@ class OpenReplica:
             clock=pace.clock,
         )
         self.loop.span_limit = config.trace.spans if config.trace.enabled else 0
-
-    def ready(self) -> StageReady:
-        """What the replica reports first."""
-        took_s = time.monotonic() - self._started
-        return StageReady(pid=os.getpid(), load_s=took_s, rss_bytes=psutil.Process().memory_info().rss)
 
     def close(self) -> None:
         if self._journal is not None:

@@ -14,12 +14,11 @@ from functools import partial
 from typing import Literal, Protocol
 
 from omnistage.config.model import CLIENT, OmniConfig, PipelineConfig
-from omnistage.connectors.arena import Arena, ArenaView, create_arena_file
-from omnistage.connectors.hub import ConnectorHub
-from omnistage.connectors.inline import InlineConnector, LocalStore
-from omnistage.connectors.shm import ShmConnector
+from omnistage.connectors.arena import create_arena_file
+from omnistage.connectors.hub import ConnectorHub, open_hub
+from omnistage.connectors.inline import LocalStore
 from omnistage.errors import StageError
-from omnistage.messages import Extent, FromStage, StageReady, ToStage
+from omnistage.messages import Extent, FromStage, ToStage
 from omnistage.runtime.host import Host, HostFactory, LocalHost, replica_socket
 from omnistage.runtime.link import Link, Outgoing
 from omnistage.runtime.plan import (
@@ -82,7 +81,6 @@ class Replica:
     up_since: float = 0.0
     planned: bool = False
     detail: str = ""
-    ready_info: StageReady | None = None
     counters: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -237,11 +235,13 @@ class StageRuntime:
         self._arenas[CLIENT_REPLICA] = create_arena_file(CLIENT_ARENA_MB << 20)
 
     def _client_hub(self) -> ConnectorHub:
-        producers = {edge.source_stage for edge in self._variant.edges if edge.target_stage == CLIENT}
-        views = {(r.stage, r.index): ArenaView(fd) for r, fd in self._arenas.items() if r.stage in producers}
         ports = inline_ports(self._config, self._variant, self._plans, MAIN_HOST, CLIENT)
-        shm = ShmConnector(0, Arena(self._arenas[CLIENT_REPLICA]), views)
-        return ConnectorHub(InlineConnector(self._store, 0), shm, ports)
+        return open_hub(0, self._store, self._arenas[CLIENT_REPLICA], self._read_by(CLIENT), ports)
+
+    def _read_by(self, stage: str) -> list[tuple[str, int, int]]:
+        """Stage, index and arena descriptor of the producers that a stage (or the client) reads from."""
+        producers = {edge.source_stage for edge in self._variant.edges if edge.target_stage == stage}
+        return [(r.stage, r.index, fd) for r, fd in self._arenas.items() if r.stage in producers]
 
     async def _launch(self, plan: HostPlan) -> None:
         host = self._make_host(plan, self._config, self._pipeline, self._store)
@@ -264,13 +264,12 @@ class StageRuntime:
 
     def _replica_plan(self, replica: ReplicaId, socket_fd: int) -> ReplicaPlan:
         stage = self._config.stages[replica.stage]
-        producers = {edge.source_stage for edge in self._variant.edges if edge.target_stage == replica.stage}
         host = host_of(self._plans, replica).name
         return ReplicaPlan(
             replica=replica,
             socket_fd=socket_fd,
             arena_fd=self._arenas[replica],
-            reads=[(r.stage, r.index, fd) for r, fd in self._arenas.items() if r.stage in producers],
+            reads=self._read_by(replica.stage),
             inline_ports=inline_ports(self._config, self._variant, self._plans, host, replica.stage),
             credits=port_credits(self._config, self._variant, replica.stage),
             extents=self._listener.extents_of(replica),
@@ -285,8 +284,7 @@ class StageRuntime:
         if message.fatal is not None:
             replica.detail = message.fatal.message
             self._changed.set()
-        if message.ready is not None:
-            replica.ready_info = message.ready
+        if message.ready:
             replica.state = "ready"
             replica.planned = False
             replica.up_since = asyncio.get_running_loop().time()

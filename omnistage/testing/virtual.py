@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from omnistage.config.model import OmniConfig, PipelineConfig
 from omnistage.connectors.inline import LocalStore
-from omnistage.messages import StageReady
 from omnistage.runtime.plan import HostPlan, ReplicaId, ReplicaPlan
 from omnistage.runtime.replica import OpenReplica, Pace
 from omnistage.stages.base import InputChunk, StageEngine, StageRequest, StepOutput
@@ -125,7 +124,7 @@ class VirtualReplica:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._open = True
-        replica.loop.begin(StageReady(pid=0, load_s=0.0, rss_bytes=0))
+        replica.loop.begin()
         self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
