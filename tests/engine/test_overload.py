@@ -83,6 +83,7 @@ def goodput(run_: Run) -> float:
     return run_.goodput(SLO_S, 10.0, run_.seconds)
 
 
+@pytest.mark.slow
 def test_ten_times_the_load_costs_neither_goodput_nor_the_objective_of_those_let_in() -> None:
     best = max(goodput(loaded(rate * PEAK, seconds=30, returning=0)) for rate in (0.8, 0.95))
     over = loaded(10 * PEAK, seconds=30, returning=0)

@@ -77,6 +77,7 @@ def test_unknown_attribute_is_an_attribute_error() -> None:
         _ = omnistage.Omno
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits",
     [{"limits.max_running": 2, "limits.max_queue": 1}, {"limits.max_wait_s": 0.01}],

@@ -55,6 +55,7 @@ def shout(part: Part):
     return file
 
 
+@pytest.mark.slow
 def test_example_speaks_and_its_stages_keep_every_promise() -> None:
     result, loud = ask(EXAMPLE, {"prompt": "Hello, World!"}, {"prompt": "aha", "loud": True})
     assert (result.text, loud.text) == ("HelloWorld", "AHA")
@@ -191,6 +192,7 @@ one, two = made(lambda part: "1"), made(lambda part: "2")
 # -- the page and the command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS, ids=[f"block{index}" for index in range(len(BLOCKS))])
 def test_code_of_the_page_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first block is the file that the others use."""

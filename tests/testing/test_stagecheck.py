@@ -78,6 +78,7 @@ LOUD = stage(
 )(loud_text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "good", [of_parts(sums), of_parts(sums, chunk=0), of_part(smooth), of_parts(Layer)], ids=lambda good: good.name
 )

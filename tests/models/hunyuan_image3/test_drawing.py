@@ -152,6 +152,7 @@ def test_a_failed_call_leaves_every_request_as_it_was(drawer: Drawer, monkeypatc
     assert [(flight.step, flight.ready().latents) for flight in flights] == before
 
 
+@pytest.mark.slow
 def test_pictures_of_one_size_are_decoded_together(small_drawer: Drawer, small_folder: Path) -> None:
     drawer = small_drawer
     ask = {"prompt": "a", "size": "64x64", "num_inference_steps": 1} | IMAGE

@@ -60,6 +60,7 @@ def streamed(vocoder: StreamingVocoder, codes: Tensor, sizes: Sequence[int]) -> 
     return torch.cat(pieces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1,), (2,), (7,), (25,), (300,), (1, 2, 4, 8, 16)], ids=str)
 def test_chunks_of_any_size_join_without_a_seam(
     vocoder: StreamingVocoder, whole: dict[int, Tensor], sizes: tuple[int, ...]

@@ -138,6 +138,7 @@ class Answers:
         return made
 
 
+@pytest.mark.slow
 def test_texts_of_twenty_schemas_in_one_batch_are_valid(engine: AREngine[Any]) -> None:
     requests = [ask(f"r{at}", seed=at, structured_outputs={"json": schema}) for at, schema in enumerate(SCHEMAS)]
     answers = Answers(engine, requests)
@@ -166,6 +167,7 @@ def test_regex_choice_and_grammar_hold_the_whole_text(
     assert re.fullmatch(pattern, answers.text("a")), answers.text("a")
 
 
+@pytest.mark.slow
 def test_batch_mates_of_a_ruled_request_write_what_they_write_alone(model: CausalTextModel) -> None:
     def free(name: str) -> StageRequest:
         return ask(name, seed=7, max_tokens=24, logit_bias={}, logprobs=True)
@@ -180,6 +182,7 @@ def test_batch_mates_of_a_ruled_request_write_what_they_write_alone(model: Causa
         assert ruled.tokens(name) == Answers(make_engine(model), [free(name)]).tokens(name)
 
 
+@pytest.mark.slow
 def test_preempted_and_repeated_steps_change_no_ruled_text(model: CausalTextModel) -> None:
     shape = {"json": {"type": "array", "items": NAME, "minItems": 6, "maxItems": 6}}
     requests = [ask(f"r{at}", seed=at, structured_outputs=shape, max_tokens=120) for at in range(4)]

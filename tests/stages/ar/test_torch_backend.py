@@ -110,6 +110,7 @@ def test_sixteen_staggered_requests_equal_generate(
     assert (engine.counters()["cached_tokens"] > 0) == (caching and block_size < 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False])
 def test_forced_preemption_equals_generate(model: CausalTextModel, reference: Reference, caching: bool) -> None:
     engine = engine_of(model, budget=16, block_size=4, blocks=40, prefix_caching=caching)
@@ -119,6 +120,7 @@ def test_forced_preemption_equals_generate(model: CausalTextModel, reference: Re
     assert counters["mixed_steps"] >= 1
 
 
+@pytest.mark.slow
 def test_a_request_with_a_seed_draws_the_same_tokens_in_any_company(
     model: CausalTextModel, reference: Reference
 ) -> None:
