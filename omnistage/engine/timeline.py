@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 
@@ -31,9 +32,14 @@ class Front:
         self.timelines: list[Timeline] = []
         self.claims: list[str] = []
 
-    def media(self, start_s: float, end_s: float) -> None:
-        """Media work: of inputs before the engine is asked, of outputs afterwards."""
-        self.book.add("encode" if self.timelines else "decode", "media", start_s, end_s)
+    @contextmanager
+    def media(self) -> Iterator[None]:
+        """Around media work: of inputs before the engine is asked, of outputs afterwards."""
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.book.add("encode" if self.timelines else "decode", "media", start_s, time.monotonic())
 
     def spans(self) -> list[Span]:
         """Of media work."""

@@ -9,7 +9,6 @@ from functools import partial
 
 import msgspec
 
-from omnistage.config.model import LimitsConfig
 from omnistage.engine.client import EngineClient, EngineControl
 from omnistage.entrypoints.http.access import KeyRing
 from omnistage.entrypoints.http.asgi import (
@@ -44,13 +43,13 @@ class HttpApp:
     With `keys` everything but the routes that are open needs one; without, everything but the admin routes is open.
     """
 
-    def __init__(self, state: ServerState, routes: tuple[Route, ...] = ROUTES, keys: KeyRing | None = None) -> None:
+    def __init__(self, state: ServerState, keys: KeyRing | None = None) -> None:
         self.state = state
         self._keys = keys
-        self._table = RouteTable(routes)
+        self._table = RouteTable(ROUTES)
         self._realtime = RealtimeServer(state.limits.max_running, keyed=keys is not None)
         state.pages = {name: read_page(name) for name in ("index.html", "docs.html")}
-        state.pages["openapi.json"] = openapi_document(routes, state.version)
+        state.pages["openapi.json"] = openapi_document(ROUTES, state.version)
         self._owned = {key.digest: state.owned_by(key.salt) for key in keys.keys} if keys is not None else {}
 
     async def close(self) -> None:
@@ -200,16 +199,12 @@ def _trace_headers(exchange: Exchange) -> dict[str, str]:
 
 def create_app(
     engine: EngineClient,
-    limits: LimitsConfig | None = None,
     options: HttpOptions | None = None,
     *,
     keys: KeyRing | None = None,
     control: EngineControl | None = None,
 ) -> HttpApp:
-    """The application for a running engine; `limits` default to those of the engine's configuration.
-
-    `control` is what the admin routes command; they need `keys`.
-    """
-    state = ServerState(engine, limits or engine.config.limits, options or HttpOptions())
+    """The application for a running engine. `control` is what the admin routes command; they need `keys`."""
+    state = ServerState(engine, options or HttpOptions())
     state.control = control
     return HttpApp(state, keys=keys)

@@ -67,25 +67,6 @@ class Exchange:
     None while the answer is not one. `timing` gives the Server-Timing of a whole answer.
     """
 
-    __slots__ = (
-        "_base_headers",
-        "_receive",
-        "_send",
-        "body",
-        "body_complete",
-        "disconnected",
-        "held",
-        "method",
-        "path",
-        "path_tail",
-        "request_id",
-        "scope",
-        "started",
-        "status",
-        "timing",
-        "trailer",
-    )
-
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, date: bytes) -> None:
         self.scope, self._receive, self._send = scope, receive, send
         self.request_id = request_id

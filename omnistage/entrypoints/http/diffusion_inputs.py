@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from omnistage.entrypoints.http.events import Media
-from omnistage.entrypoints.http.inputs import MediaItem, check_chars, load_media, sampling_of
+from omnistage.entrypoints.http.inputs import MediaItem, check_chars, sampling_of
 from omnistage.entrypoints.http.media_schema import DiffusionFields, VideoRequest
 from omnistage.entrypoints.http.state import ServerState
 from omnistage.errors import RequestError
@@ -111,11 +110,6 @@ def _action(items: list[MediaItem], action: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(read.get(name), str):
             read[name] = {"media": _item(items, _MEDIA[name], read[name], f"action.{name}")}
     return read
-
-
-async def media_of(state: ServerState, ask: Ask) -> Media:
-    """Decodes the media of a request off the event loop."""
-    return await load_media(state, ask.items)
 
 
 async def picture(state: ServerState, data: bytes, param: str) -> MultimodalPayload:

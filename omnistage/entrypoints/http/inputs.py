@@ -10,30 +10,22 @@ from omnistage.config.model import LimitsConfig
 from omnistage.entrypoints.http import schema
 from omnistage.entrypoints.http.state import ServerState
 from omnistage.entrypoints.http.text_shape import text_shape
-from omnistage.errors import ErrorCode, RequestError
+from omnistage.errors import RequestError
 from omnistage.media.data_url import decode_base64
 from omnistage.media.jobs import DecodeJob, MediaKind
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
-from omnistage.sampling import sampling_params
+from omnistage.sampling import SamplingParams, sampling_params
 
 MAX_MEDIA_PARTS = 64
 # Odd constant of a Weyl sequence (2^64 / golden ratio): spreads the seeds of choices.
 SEED_STEP = 0x9E3779B97F4A7C15
 
-_TEXT_STAGE_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "max_tokens",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
+# Sampling parameters that stand at the top of a request under their own names.
+_PLAIN_SAMPLING = (
+    frozenset(SamplingParams.__struct_fields__)
+    .intersection(schema.TextSampling.__struct_fields__)
+    .difference(("seed", "stop", "structured_outputs"))
 )
 
 
@@ -179,7 +171,7 @@ def sampling_of(state: ServerState, body: schema.Labels) -> dict[str, dict[str, 
 
 def _text_stage_sampling(body: schema.TextSampling) -> dict[str, Any]:
     fields = msgspec.structs.asdict(body)
-    values = {name: fields[name] for name in _TEXT_STAGE_FIELDS if fields[name] is not None}
+    values = {name: fields[name] for name in _PLAIN_SAMPLING if fields[name] is not None}
     shape = text_shape(body)
     if shape is not None:
         values["structured_outputs"] = shape
@@ -223,8 +215,3 @@ def choice_requests(request: OmniRequest, count: int) -> list[OmniRequest]:
         seed = None if request.seed is None else (request.seed + index * SEED_STEP) % 2**63
         copies.append(msgspec.structs.replace(request, id=f"{request.id}-{index}", seed=seed))
     return copies
-
-
-def unsupported(param: str, message: str) -> RequestError:
-    """The error for a field that this pipeline cannot honour."""
-    return RequestError(f"{param}: {message}", code=ErrorCode.INVALID_REQUEST, param=param)

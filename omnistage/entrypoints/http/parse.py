@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -39,6 +40,14 @@ def convert_fields(fields: dict[str, Any], into: type[T]) -> T:
         return msgspec.convert(fields, into, strict=False)
     except msgspec.ValidationError as error:
         raise validation_error(error) from None
+
+
+def read_query(exchange: Exchange, known: set[str]) -> dict[str, str]:
+    """The query parameters; of one that comes twice the last. Raises RequestError for any but the known ones."""
+    query = dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1")))
+    for name in sorted(query.keys() - known):
+        raise RequestError(f"{name}: unknown query parameter", param=name)
+    return query
 
 
 def validation_error(error: msgspec.ValidationError) -> RequestError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from omnistage.entrypoints.http.answers import (
@@ -145,8 +144,3 @@ def audio_usage(metrics: RequestMetrics) -> AudioUsage:
     read = sum(stage.input_tokens for stage in metrics.stages.values())
     written = sum(stage.output_tokens for stage in metrics.stages.values())
     return AudioUsage(read, written, read + written)
-
-
-def plain(value: msgspec.Struct) -> bytes:
-    """A struct as JSON on one line, for a header."""
-    return msgspec.json.encode(value)

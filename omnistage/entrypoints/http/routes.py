@@ -44,109 +44,70 @@ def _get(path: str, handler: Handler, scope: RouteRight, answer: Any = None, med
     return Route(method="GET", path=path, handler=handler, scope=scope, answer=answer, media_types=types)
 
 
-def _command(path: str, handler: Handler) -> Route:
+def _post(
+    path: str, handler: Handler, body: Any, answer: Any = None, *, media: tuple[str, ...] = (), form: str = ""
+) -> Route:
     return Route(
         method="POST",
         path=path,
         handler=handler,
-        scope="admin",
-        body=admin.StageCommand,
-        answer=admin.StageAnswer,
+        scope="infer",
+        body=body,
+        form=form,
+        answer=answer,
+        media_types=media,
     )
 
 
-_EVENTS = "text/event-stream"
-_SPEECH_TYPES = ("audio/mpeg", "audio/ogg", "audio/aac", "audio/flac", "audio/wav", "audio/pcm", _EVENTS)
+def _command(path: str, handler: Handler, body: Any = None, answer: Any = Health) -> Route:
+    return Route(method="POST", path=path, handler=handler, scope="admin", body=body, answer=answer)
+
+
+_EVENTS = ("text/event-stream",)
+_SPEECH = ("audio/mpeg", "audio/ogg", "audio/aac", "audio/flac", "audio/wav", "audio/pcm", *_EVENTS)
+_TRANSCRIPTS = ("text/plain", "text/vtt", *_EVENTS)
+_MP4 = "video/mp4"
+_DELETE_VIDEO = Route(
+    method="DELETE",
+    path="/v1/videos/{video_id}",
+    handler=videos.delete_video,
+    scope="infer",
+    answer=media_schema.VideoDeleted,
+)
 
 ROUTES: tuple[Route, ...] = (
-    Route(
-        method="POST",
-        path="/v1/chat/completions",
-        handler=chat_completions,
-        scope="infer",
-        body=schema.ChatRequest,
-        answer=answers.ChatCompletion,
-        media_types=(_EVENTS,),
-    ),
-    Route(
-        method="POST",
-        path="/v1/completions",
-        handler=completions,
-        scope="infer",
-        body=schema.CompletionRequest,
-        answer=answers.Completion,
-        media_types=(_EVENTS,),
-    ),
-    Route(
-        method="POST",
-        path="/v1/audio/speech",
-        handler=speech,
-        scope="infer",
-        body=schema.SpeechRequest,
-        media_types=_SPEECH_TYPES,
-    ),
-    Route(
-        method="POST",
-        path="/v1/audio/transcriptions",
-        handler=transcriptions,
-        scope="infer",
-        body=schema.TranscriptionForm,
+    _post("/v1/chat/completions", chat_completions, schema.ChatRequest, answers.ChatCompletion, media=_EVENTS),
+    _post("/v1/completions", completions, schema.CompletionRequest, answers.Completion, media=_EVENTS),
+    _post("/v1/audio/speech", speech, schema.SpeechRequest, media=_SPEECH),
+    _post(
+        "/v1/audio/transcriptions",
+        transcriptions,
+        schema.TranscriptionForm,
+        answers.VerboseTranscription,
+        media=_TRANSCRIPTS,
         form="file",
-        answer=answers.VerboseTranscription,
-        media_types=("text/plain", "text/vtt", _EVENTS),
     ),
-    Route(
-        method="POST",
-        path="/v1/images/generations",
-        handler=images.generations,
-        scope="infer",
-        body=media_schema.ImageRequest,
-        answer=media_schema.ImagesAnswer,
-        media_types=(_EVENTS,),
+    _post(
+        "/v1/images/generations",
+        images.generations,
+        media_schema.ImageRequest,
+        media_schema.ImagesAnswer,
+        media=_EVENTS,
     ),
-    Route(
-        method="POST",
-        path="/v1/images/edits",
-        handler=images.edits,
-        scope="infer",
-        body=media_schema.ImageEditForm,
+    _post(
+        "/v1/images/edits",
+        images.edits,
+        media_schema.ImageEditForm,
+        media_schema.ImagesAnswer,
+        media=_EVENTS,
         form="image",
-        answer=media_schema.ImagesAnswer,
-        media_types=(_EVENTS,),
     ),
-    Route(
-        method="POST",
-        path="/v1/videos",
-        handler=videos.create_video,
-        scope="infer",
-        body=media_schema.VideoRequest,
-        answer=media_schema.Video,
-    ),
-    Route(
-        method="POST",
-        path="/v1/videos/sync",
-        handler=videos.video_sync,
-        scope="infer",
-        body=media_schema.VideoRequest,
-        media_types=("video/mp4",),
-    ),
-    Route(
-        method="POST",
-        path="/v1/actions",
-        handler=videos.actions,
-        scope="infer",
-        body=media_schema.ActionRequest,
-        answer=media_schema.ActionAnswer,
-    ),
+    _post("/v1/videos", videos.create_video, media_schema.VideoRequest, media_schema.Video),
+    _post("/v1/videos/sync", videos.video_sync, media_schema.VideoRequest, media=(_MP4,)),
+    _post("/v1/actions", videos.actions, media_schema.ActionRequest, media_schema.ActionAnswer),
     _get("/v1/videos", videos.list_videos, "infer", media_schema.VideoList),
-    _get("/v1/videos/{video_id}", videos.get_video, "infer", media_schema.Video, "video/mp4"),
-    Route(
-        method="DELETE",
-        path="/v1/videos/{video_id}",
-        handler=videos.delete_video,
-        scope="infer",
-        answer=media_schema.VideoDeleted,
-    ),
+    _get("/v1/videos/{video_id}", videos.get_video, "infer", media_schema.Video, _MP4),
+    _DELETE_VIDEO,
     _get("/v1/requests/{id}/timeline", timeline, "infer", TimelineView),
     _get("/v1/audio/voices", voices, "infer", answers.VoiceList),
     _get("/v1/models", info.models, "infer", answers.ModelList),
@@ -160,11 +121,11 @@ ROUTES: tuple[Route, ...] = (
     _get("/openapi.json", pages.openapi, "infer", media="application/json"),
     _get("/", pages.index, "infer", media="text/html"),
     _get("/admin/stages", admin.stages, "admin", Health),
-    _command("/admin/sleep", admin.sleep),
-    _command("/admin/wake", admin.wake),
-    _command("/admin/restart", admin.restart),
-    Route(method="POST", path="/admin/drain", handler=admin.drain, scope="admin", answer=Health),
-    Route(method="POST", path="/admin/resume", handler=admin.resume, scope="admin", answer=Health),
+    _command("/admin/sleep", admin.sleep, admin.StageCommand, admin.StageAnswer),
+    _command("/admin/wake", admin.wake, admin.StageCommand, admin.StageAnswer),
+    _command("/admin/restart", admin.restart, admin.StageCommand, admin.StageAnswer),
+    _command("/admin/drain", admin.drain),
+    _command("/admin/resume", admin.resume),
 )
 
 

@@ -18,11 +18,11 @@ BACKLOG = 2048
 class HttpServer:
     """One listening socket and its connections. The owner calls `start`, then `stop_accepting`, `drain`, `close`."""
 
-    def __init__(self, app: HttpApp, listener: socket.socket, access_log: bool = False) -> None:
+    def __init__(self, app: HttpApp, listener: socket.socket) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,
-            access_log=access_log,
+            access_log=False,
             server_header=False,
             date_header=False,
             lifespan="off",
@@ -40,11 +40,6 @@ class HttpServer:
         """Host and port that are listened on (a port of 0 was chosen by the system)."""
         host, port = self._listener.getsockname()[:2]
         return str(host), int(port)
-
-    @property
-    def in_flight(self) -> int:
-        """Requests being answered."""
-        return len(self._server.server_state.tasks)
 
     async def start(self) -> None:
         """Begins to accept connections."""
@@ -104,14 +99,3 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-async def serve(app: HttpApp, host: str, port: int, stop: asyncio.Event, drain_timeout_s: float = 30.0) -> bool:
-    """Serves until `stop` is set, then drains; True when no request had to be cut."""
-    server = HttpServer(app, listen(host, port))
-    await server.start()
-    await stop.wait()
-    server.stop_accepting()
-    drained = await server.drain(drain_timeout_s)
-    await server.close()
-    return drained

@@ -12,9 +12,9 @@ from omnistage.entrypoints.http.answers import SpeechDelta, SpeechDone, VoiceLis
 from omnistage.entrypoints.http.asgi import JSON, ClientDisconnected, ConnectionBroken, Exchange, Header
 from omnistage.entrypoints.http.audio_out import AudioCollector, AudioStream, base64_text
 from omnistage.entrypoints.http.events import request_events
-from omnistage.entrypoints.http.inputs import check_chars, sampling_of, unsupported, voice_of
+from omnistage.entrypoints.http.inputs import check_chars, sampling_of, voice_of
 from omnistage.entrypoints.http.parse import decode_json
-from omnistage.entrypoints.http.result import audio_usage, plain
+from omnistage.entrypoints.http.result import audio_usage
 from omnistage.entrypoints.http.schema import SpeechRequest
 from omnistage.entrypoints.http.sse import event, json_bytes
 from omnistage.entrypoints.http.state import ServerState, new_id
@@ -50,7 +50,7 @@ def _request(state: ServerState, body: SpeechRequest) -> OmniRequest:
     if body.return_metrics and body.stream_format != "sse" and body.stream is not False:
         raise RequestError("return_metrics needs stream_format sse or stream: false", param="return_metrics")
     if body.instructions is not None and "instructions" not in state.capabilities.features:
-        raise unsupported("instructions", "this model's voices take no instructions")
+        raise RequestError("instructions: this model's voices take no instructions", param="instructions")
     check_chars(len(body.input), state.limits, "input")
     params: dict[str, Any] = {} if body.instructions is None else {"instructions": body.instructions}
     return OmniRequest(
@@ -84,7 +84,7 @@ async def _whole(state: ServerState, exchange: Exchange, body: SpeechRequest, re
     if last.seed is not None:
         headers = (*headers, (b"x-omnistage-seed", str(last.seed).encode()))
     if body.return_metrics:
-        headers = (*headers, (b"x-omnistage-metrics", plain(last.metrics or RequestMetrics())))
+        headers = (*headers, (b"x-omnistage-metrics", json_bytes(last.metrics or RequestMetrics())))
     await exchange.answer(200, media_type, await sound.encode(), headers)
 
 

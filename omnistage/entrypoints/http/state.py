@@ -9,13 +9,13 @@ import time
 
 import msgspec
 
-from omnistage.config.model import CLIENT, LimitsConfig, PipelineConfig, StageSpec
+from omnistage.config.model import CLIENT, PipelineConfig, StageSpec
 from omnistage.engine.client import EngineClient, EngineControl
 from omnistage.engine.timeline import Front
 from omnistage.entrypoints.http.asgi import BodyBudget, DateHeader
+from omnistage.entrypoints.http.engine_view import EngineView
 from omnistage.entrypoints.http.metrics import HttpMetrics
-from omnistage.entrypoints.http.owner import OwnedEngine
-from omnistage.entrypoints.http.traced import TracedDecoder, TracedEngine, TracedPool
+from omnistage.entrypoints.http.traced import TracedDecoder, TracedPool
 from omnistage.entrypoints.http.transcripts import TranscriptStore
 from omnistage.entrypoints.http.video_jobs import VideoJobs
 from omnistage.errors import ErrorCode, RequestError
@@ -50,8 +50,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 class ServerState:
     """Shared by all requests of one app; used from the event loop only."""
 
-    def __init__(self, engine: EngineClient, limits: LimitsConfig, options: HttpOptions) -> None:
-        self.engine, self.limits, self.options = engine, limits, options
+    def __init__(self, engine: EngineClient, options: HttpOptions) -> None:
+        self.engine, self.limits, self.options = engine, engine.config.limits, options
         self.control: EngineControl | None = None
         self.owner = ""
         self.pool: MediaPool = MediaPool(options.media_threads)
@@ -59,7 +59,7 @@ class ServerState:
         self.source = MediaSource(media)
         isolated = options.isolate and media.decode_processes > 0
         self.decoder: Decoder = ChildDecoder(media) if isolated else ThreadDecoder(self.pool)
-        self.max_body = limits.max_body_mb << 20
+        self.max_body = self.limits.max_body_mb << 20
         self.budget = BodyBudget(self.max_body * options.bodies_in_flight)
         self.transcripts = TranscriptStore()
         self.videos = VideoJobs(engine, self.pool)
@@ -77,16 +77,15 @@ class ServerState:
         """The same server for one API key: spoken answers, video jobs and prefix caches of its own."""
         state = copy.copy(self)
         state.owner = owner
-        state.engine = OwnedEngine(self.engine, owner)
+        state.engine = EngineView(self.engine, owner=owner)
         state.transcripts = TranscriptStore()
         state.videos = VideoJobs(state.engine, self.pool)
         return state
 
     def traced(self, front: Front) -> ServerState:
         """The same server for one exchange, which takes down what its requests and media take."""
-        state = ServerState.__new__(ServerState)
-        vars(state).update(vars(self))
-        state.engine = TracedEngine(self.engine, front)
+        state = copy.copy(self)
+        state.engine = EngineView(self.engine, front=front)
         state.pool = TracedPool(self.pool, front)
         state.decoder = TracedDecoder(self.decoder, front)
         return state

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from urllib.parse import parse_qs
 
 import msgspec
 
 from omnistage.engine.timeline import Front, Timeline
 from omnistage.engine.timeline_view import view_of
 from omnistage.entrypoints.http.asgi import JSON, Exchange
+from omnistage.entrypoints.http.parse import read_query
 from omnistage.entrypoints.http.sse import json_bytes
 from omnistage.entrypoints.http.state import ServerState
 from omnistage.entrypoints.trace.chrome import chrome_trace
@@ -37,11 +37,7 @@ async def timeline(state: ServerState, exchange: Exchange) -> None:
 
 
 def _format(exchange: Exchange) -> str:
-    query = parse_qs(exchange.scope.get("query_string", b"").decode("latin-1"))
-    unknown = sorted(query.keys() - {"format"})
-    if unknown:
-        raise RequestError(f"{unknown[0]}: unknown query parameter", param=unknown[0])
-    shape: str = query.get("format", ["json"])[-1]
+    shape = read_query(exchange, {"format"}).get("format", "json")
     if shape not in FORMATS:
         raise RequestError(f"format: one of {', '.join(FORMATS)}", param="format")
     return shape

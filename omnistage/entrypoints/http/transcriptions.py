@@ -20,7 +20,6 @@ from omnistage.entrypoints.http.answers import (
 )
 from omnistage.entrypoints.http.asgi import JSON, Exchange
 from omnistage.entrypoints.http.events import Media, request_events
-from omnistage.entrypoints.http.inputs import unsupported
 from omnistage.entrypoints.http.multipart import read_form
 from omnistage.entrypoints.http.parse import convert_fields
 from omnistage.entrypoints.http.result import audio_usage
@@ -115,7 +114,8 @@ def _check(state: ServerState, fields: TranscriptionForm, files: list[str]) -> N
             "timestamp_granularities needs response_format verbose_json", param="timestamp_granularities"
         )
     if "word" in fields.timestamp_granularities and "word_timestamps" not in state.capabilities.features:
-        raise unsupported("timestamp_granularities", "this model gives no times of words; use segment")
+        text = "timestamp_granularities: this model gives no times of words; use segment"
+        raise RequestError(text, param="timestamp_granularities")
     if fields.stream and fields.response_format in _SEGMENT_FORMATS:
         raise RequestError("stream: only with response_format json or text", param="stream")
 

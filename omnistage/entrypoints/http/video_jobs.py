@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from omnistage.engine.client import EngineClient
+from omnistage.entrypoints.http.engine_view import EngineView
 from omnistage.entrypoints.http.events import Media, request_events
 from omnistage.entrypoints.http.media_schema import Video, VideoError, VideoList
-from omnistage.entrypoints.http.traced import TracedEngine, TracedPool
+from omnistage.entrypoints.http.traced import TracedPool
 from omnistage.entrypoints.omni import OmniResult, ResultBuilder
 from omnistage.errors import ErrorCode, OmniError, RequestError
 from omnistage.media.pool import MediaPool
@@ -105,7 +106,7 @@ class VideoJobs:
     async def _run(self, job: Job, request: OmniRequest, media: Media) -> None:
         front = self._engine.timelines.open(job.video.id, {})
         try:
-            result = await self._collect(TracedEngine(self._engine, front), job, request, media)
+            result = await self._collect(EngineView(self._engine, front=front), job, request, media)
             await self._store(TracedPool(self._pool, front), job, result)
         except OmniError as error:
             job.video.status = "failed"

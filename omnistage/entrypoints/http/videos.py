@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import parse_qs
 
 import msgspec
 
 from omnistage.entrypoints.http.asgi import JSON, Exchange
-from omnistage.entrypoints.http.diffusion_inputs import Ask, ask_of, media_of, picture
+from omnistage.entrypoints.http.diffusion_inputs import Ask, ask_of, picture
 from omnistage.entrypoints.http.events import Media, request_events
+from omnistage.entrypoints.http.inputs import load_media
 from omnistage.entrypoints.http.media_schema import ActionAnswer, ActionRequest, Video, VideoDeleted, VideoRequest
 from omnistage.entrypoints.http.multipart import read_form
-from omnistage.entrypoints.http.parse import convert_fields, decode_json
-from omnistage.entrypoints.http.result import plain
+from omnistage.entrypoints.http.parse import convert_fields, decode_json, read_query
 from omnistage.entrypoints.http.sse import json_bytes
 from omnistage.entrypoints.http.state import ServerState, new_id
 from omnistage.entrypoints.http.video_jobs import encode_result
@@ -53,7 +52,7 @@ async def video_sync(state: ServerState, exchange: Exchange) -> None:
     data = await state.pool.run(encode_result, result)
     headers = (
         (b"x-omnistage-seed", str(result.seed).encode()),
-        (b"x-omnistage-metrics", plain(result.metrics or RequestMetrics())),
+        (b"x-omnistage-metrics", json_bytes(result.metrics or RequestMetrics())),
     )
     await exchange.answer(200, MEDIA_TYPE.encode(), data, headers)
 
@@ -72,7 +71,7 @@ async def _read(state: ServerState, exchange: Exchange, *, stream: bool) -> tupl
         body = decode_json(exchange, _decoder)
     ask = ask_of(state, body, new_id("video_"), "video", stream=stream)
     exchange.body = b""
-    media = await media_of(state, ask)
+    media = await load_media(state, ask.items)
     if first is not None:
         if body.image is not None:
             raise RequestError("input_reference: image is given too", param="input_reference")
@@ -91,17 +90,14 @@ async def _result(state: ServerState, ask: Ask, media: Media) -> OmniResult:
 
 async def list_videos(state: ServerState, exchange: Exchange) -> None:
     """Lists video jobs."""
-    query = parse_qs(exchange.scope.get("query_string", b"").decode("latin-1"))
-    unknown = sorted(query.keys() - {"limit", "after", "order"})
-    if unknown:
-        raise RequestError(f"{unknown[0]}: unknown query parameter", param=unknown[0])
-    limit = query.get("limit", [str(DEFAULT_PAGE)])[-1]
+    query = read_query(exchange, {"limit", "after", "order"})
+    limit = query.get("limit", str(DEFAULT_PAGE))
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:4]) <= MAX_PAGE:
         raise RequestError(f"limit: a number from 1 to {MAX_PAGE}", param="limit")
-    order = query.get("order", ["desc"])[-1]
+    order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError("order: asc or desc", param="order")
-    page = state.videos.list(int(limit), query.get("after", [None])[-1], order == "desc")
+    page = state.videos.list(int(limit), query.get("after"), order == "desc")
     await exchange.answer(200, JSON, json_bytes(page))
 
 
@@ -131,7 +127,7 @@ async def actions(state: ServerState, exchange: Exchange) -> None:
     body = decode_json(exchange, _action_decoder)
     ask = ask_of(state, body, new_id("act-"), "action", ("action",))
     exchange.body = b""
-    result = await _result(state, ask, await media_of(state, ask))
+    result = await _result(state, ask, await load_media(state, ask.items))
     if "action" not in result.tensors:
         raise OmniError("the model gave no actions", code=ErrorCode.INTERNAL)
     action = result.tensors["action"]

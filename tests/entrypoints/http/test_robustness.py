@@ -214,8 +214,7 @@ async def test_hundred_random_disconnects_leave_nothing(start: Start) -> None:
         if round_number % 4:
             await wire.reader.read(10 * round_number + 1)
         wire.cut()
-    while server.server.in_flight:
-        await asyncio.sleep(0.01)
+    assert await server.server.drain(10)
     assert not engine.live
     assert len(engine.closed_early) == len(engine.requests)
 

@@ -82,7 +82,8 @@ async def test_streamed_answer_has_a_timeline_too(server: Running) -> None:
 
 def test_media_that_a_client_sends_show_as_decoding() -> None:
     front = Front("req", 64, {})
-    front.media(1.0, 2.0)
+    with front.media():
+        pass
     assert [(span.kind, span.lane) for span in front.spans()] == [("decode", "server")]
 
 

@@ -1,4 +1,4 @@
-"""An engine behind another one, and an engine as one API key sees it: its requests carry the owner."""
+"""An engine as one API key, or one exchange with a client, sees it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import msgspec
 
 from omnistage.config.model import OmniConfig, PipelineConfig
 from omnistage.engine.client import EngineClient, Health
-from omnistage.engine.timeline import Timelines
+from omnistage.engine.timeline import Front, Timelines
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest, OmniRequestOutput
 
 
 class EngineView:
-    """An `EngineClient` that passes everything on."""
+    """An `EngineClient` that passes everything on. It names `owner` in every request, which separates caches, and makes
+    every request one of `front`, on whose timelines it goes."""
 
-    def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
+    def __init__(self, engine: EngineClient, *, owner: str = "", front: Front | None = None) -> None:
+        self._engine, self._owner, self._front = engine, owner, front
 
     @property
     def config(self) -> OmniConfig:
@@ -35,6 +36,10 @@ class EngineView:
         self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None
     ) -> AsyncIterator[OmniRequestOutput]:
         """See `EngineClient.generate`."""
+        if self._owner:
+            request = msgspec.structs.replace(request, owner=self._owner)
+        if self._front is not None:
+            self.timelines.claim(request.id, self._front)
         return self._engine.generate(request, media)
 
     async def abort(self, request_id: str) -> bool:
@@ -45,17 +50,3 @@ class EngineView:
 
     def render_metrics(self) -> bytes:
         return self._engine.render_metrics()
-
-
-class OwnedEngine(EngineView):
-    """Names `owner` in every request, which separates caches."""
-
-    def __init__(self, engine: EngineClient, owner: str) -> None:
-        super().__init__(engine)
-        self.owner = owner
-
-    def generate(
-        self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None
-    ) -> AsyncIterator[OmniRequestOutput]:
-        """See `EngineClient.generate`."""
-        return self._engine.generate(msgspec.structs.replace(request, owner=self.owner), media)
