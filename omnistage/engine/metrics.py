@@ -168,8 +168,9 @@ class _Live(Collector):
             for name, value in (values | replica.counters).items():
                 family = families.get(name)
                 if family is None:
+                    unit = name.removesuffix("_s") + "_seconds" if name.endswith("_s") else name
                     family = families[name] = GaugeMetricFamily(
-                        f"{_PREFIX}_stage_{name}", f"Stage figure {name}", labels=["stage", "replica"]
+                        f"{_PREFIX}_stage_{unit}", f"Stage figure {name}", labels=["stage", "replica"]
                     )
                 family.add_metric([replica.id.stage, str(replica.id.index)], value)
         yield from families.values()
