@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import tempfile
 import time
@@ -14,15 +15,17 @@ import msgspec
 
 from omnistage.engine.client import EngineClient
 from omnistage.entrypoints.http.engine_view import EngineView
+from omnistage.entrypoints.http.errors import internal_error
 from omnistage.entrypoints.http.events import Media, request_events
 from omnistage.entrypoints.http.media_schema import Video, VideoError, VideoList
 from omnistage.entrypoints.http.traced import TracedPool
 from omnistage.entrypoints.omni import OmniResult, ResultBuilder
-from omnistage.errors import ErrorCode, OmniError, RequestError
+from omnistage.errors import ErrorCode, ErrorInfo, OmniError, RequestError
 from omnistage.media.pool import MediaPool
 from omnistage.media.video_encode import encode_video
 from omnistage.request import OmniRequest
 
+logger = logging.getLogger(__name__)
 MAX_JOBS = 256
 KEEP_S = 3600
 DONE_PERCENT = 100
@@ -109,8 +112,10 @@ class VideoJobs:
             result = await self._collect(EngineView(self._engine, front=front), job, request, media)
             await self._store(TracedPool(self._pool, front), job, result)
         except OmniError as error:
-            job.video.status = "failed"
-            job.video.error = VideoError(code=error.info.code.value, message=error.info.message)
+            fail(job.video, error.info)
+        except Exception:
+            logger.exception("%s failed", job.video.id)
+            fail(job.video, internal_error())
         finally:
             self._engine.timelines.close(front)
         job.video.completed_at = int(time.time())
@@ -162,6 +167,11 @@ def finish(video: Video, result: OmniResult) -> None:
         video.action = result.tensors["action"].tolist()
     if result.metrics is not None:
         video.metrics = result.metrics
+
+
+def fail(video: Video, info: ErrorInfo) -> None:
+    video.status = "failed"
+    video.error = VideoError(code=info.code.value, message=info.message)
 
 
 async def _ended(job: Job) -> None:
