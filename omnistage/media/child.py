@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -91,6 +92,9 @@ def _end_with_parent(lifeline: socket.socket) -> None:
 
 
 def main(argv: list[str]) -> int:
+    # A supervisor may signal every process of a service: the lifeline ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=int(argv[1]))
     lifeline = socket.socket(fileno=int(argv[2]))
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()

@@ -109,6 +109,7 @@ class _Child:
                 (sys.executable, "-m", "omnistage.media.child", *ends, str(memory_mb)),
                 pass_fds=(theirs.fileno(), their_lifeline.fileno()),
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal is the parent's
             )
         self._dead = False
 

@@ -94,7 +94,13 @@ class LocalHost:
         command = (sys.executable, "-m", "omnistage.runtime.worker", self.plan.name, str(theirs.fileno()))
         environment = dict(os.environ) | _environment(self.plan.threads, keep=False)
         try:
-            self._process = subprocess.Popen(command, pass_fds=tuple(passed), env=environment, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=tuple(passed),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal is the parent's
+            )
         finally:
             theirs.close()
             for plan in plans:

@@ -24,7 +24,7 @@ RECEIVE_BYTES = 1 << 16
 
 
 def main(argv: list[str]) -> int:
-    # A terminal or supervisor signals the whole group: the parent drains, and the lifeline ends this process.
+    # A supervisor may signal every process of a service: the parent drains, and the lifeline ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {argv[1]} %(levelname)s %(message)s")

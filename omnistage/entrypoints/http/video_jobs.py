@@ -18,7 +18,6 @@ from omnistage.entrypoints.http.engine_view import EngineView
 from omnistage.entrypoints.http.errors import internal_error
 from omnistage.entrypoints.http.events import Media, request_events
 from omnistage.entrypoints.http.media_schema import Video, VideoError, VideoList
-from omnistage.entrypoints.http.traced import TracedPool
 from omnistage.entrypoints.omni import OmniResult, ResultBuilder
 from omnistage.errors import ErrorCode, ErrorInfo, OmniError, RequestError
 from omnistage.media.pool import MediaPool
@@ -40,13 +39,13 @@ class Job(msgspec.Struct):
 
 
 class VideoJobs:
-    """Owns jobs and their files. Files lie in a private folder under names of the server's own making."""
+    """Owns jobs and their files. Files lie in a private folder, made for the first, under names of the server's own."""
 
     def __init__(self, engine: EngineClient, pool: MediaPool) -> None:
         self._engine = engine
         self._pool = pool
         self._jobs: dict[str, Job] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="omnistage-videos-"))
+        self._folder: Path | None = None
 
     def submit(self, video: Video, request: OmniRequest, media: Media) -> Video:
         """Starts a job. Raises RequestError(OVERLOADED) when too many are kept."""
@@ -91,7 +90,8 @@ class VideoJobs:
         for job in self._jobs.values():
             await _ended(job)
         self._jobs.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _expire(self) -> None:
         now = time.time()
@@ -110,7 +110,8 @@ class VideoJobs:
         front = self._engine.timelines.open(job.video.id, {})
         try:
             result = await self._collect(EngineView(self._engine, front=front), job, request, media)
-            await self._store(TracedPool(self._pool, front), job, result)
+            with front.media():
+                await self._store(job, result)
         except OmniError as error:
             fail(job.video, error.info)
         except Exception:
@@ -133,10 +134,11 @@ class VideoJobs:
                     builder.add(output)
         return builder.result()
 
-    async def _store(self, pool: MediaPool, job: Job, result: OmniResult) -> None:
-        data = await pool.run(encode_result, result)
+    async def _store(self, job: Job, result: OmniResult) -> None:
+        data = await self._pool.run(encode_result, result)
+        self._folder = self._folder or Path(tempfile.mkdtemp(prefix="omnistage-videos-"))
         job.file = self._folder / f"{job.video.id}.mp4"
-        await pool.run(job.file.write_bytes, data)
+        await self._pool.run(job.file.write_bytes, data)
         finish(job.video, result)
 
 

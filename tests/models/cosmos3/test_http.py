@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import av
@@ -25,12 +27,15 @@ SMALL: dict[str, Any] = {"size": "48x32", "num_inference_steps": 3, "seed": 4}
 
 
 @pytest.fixture
-async def served(tiny: Make) -> AsyncIterator[Running]:
+async def served(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    """A server that leaves nothing in the folder for temporary files when it ends."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     config = resolve_config(str(tiny("base").folder), None, {"placement": "inline", "served_name": "cosmos"})
     async with AsyncOmniEngine(config) as engine:
         async with serving_engine(engine) as running:
             yield running
         await settled(engine)
+    assert list(tmp_path.iterdir()) == []
 
 
 def video_of(data: bytes) -> tuple[int, int, int]:
@@ -78,6 +83,15 @@ async def test_video_job_from_queued_to_deleted(served: Running) -> None:
     deleted = await served.client.videos.delete(job.id)
     assert deleted.deleted
     assert (await served.http.get(f"/v1/videos/{job.id}")).status_code == 404
+
+
+async def test_files_of_jobs_lie_where_only_the_server_may_look_and_go_with_it(served: Running, tmp_path: Path) -> None:
+    assert list(tmp_path.iterdir()) == []
+    job = (await served.http.post("/v1/videos", json={"prompt": "rain", "num_frames": 5} | SMALL)).json()
+    await until_done(served, job["id"])
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [file.name for file in folder.iterdir()] == [f"{job['id']}.mp4"]
 
 
 async def test_progress_grows_and_delete_stops_the_work(served: Running) -> None:
