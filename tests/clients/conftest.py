@@ -1,4 +1,4 @@
-"""The servers that official clients talk to: the embedded weights, and a tiny random model of pictures and videos."""
+"""The servers that official clients talk to: the embedded weights, and tiny random models of pictures and videos."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.models.cosmos3.tiny import make
+from tests.models.hunyuan_image3.harness import small_checkpoint
 from tests.servers import Server, serving
 
 
@@ -28,6 +29,16 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def addresses(chat: Server, media: Server) -> dict[str, str]:
+def edit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`editor`: draws and edits pictures of about 64x64."""
+    folder = small_checkpoint(tmp_path_factory.mktemp("editor") / "small")
+    settings = {"placement": "inline", "served_name": "editor", "dtype": "float32", "stages.ar.kv_memory_mb": 8}
+    arguments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    with serving(tmp_path_factory.mktemp("edit"), str(folder), *arguments) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def addresses(chat: Server, media: Server, edit: Server) -> dict[str, str]:
     """As the scripts read them from their environment."""
-    return {"CHAT": chat.address, "MEDIA": media.address, "NO_PROXY": "*", "no_proxy": "*"}
+    return {"CHAT": chat.address, "MEDIA": media.address, "EDIT": edit.address, "NO_PROXY": "*", "no_proxy": "*"}

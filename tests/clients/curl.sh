@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every route of the API by curl alone. CHAT and MEDIA are addresses of servers; ends at the first answer that is not right.
+# Every route of the API by curl alone. CHAT, MEDIA and EDIT are addresses of servers; ends at the first answer that is not right.
 set -euo pipefail
 
 json='content-type: application/json'
@@ -48,6 +48,9 @@ has "streamed transcript" "$spoken" '"transcript":"'
 tools='"tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object",
     "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": false}}}]'
 has tools "$(post "$CHAT/v1/chat/completions" "{$hello, $tools, \"tool_choice\": \"required\"}")" '"name":"weather"'
+streamed=$(post "$CHAT/v1/chat/completions" "{$hello, $tools, \"tool_choice\": \"required\", \"stream\": true}" -N)
+has "streamed tools" "$streamed" '"name":"weather"'
+has "streamed tools end" "$streamed" '"finish_reason":"tool_calls"'
 shape='"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": {"type": "object",
     "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "additionalProperties": false}}}'
 has "response_format" "$(post "$CHAT/v1/chat/completions" "{$hello, $shape}")" '\\"yes\\"'
@@ -64,6 +67,11 @@ has "partial images" "$(post "$MEDIA/v1/images/generations" \
 post "$MEDIA/v1/images/generations" '{"prompt": "a cup", "size": "48x32", "num_inference_steps": 2}' |
     grep -o '"b64_json":"[^"]*' | cut -d '"' -f 4 | base64 -d >cup.png
 starts png cup.png $'\x89PNG'
+edit=(-F prompt="a red cat" -F size=64x64 -F bot_task=image -F num_inference_steps=2 -F "image[]=@cup.png" -F "image[]=@cup.png")
+has edit "$(curl -sf "$EDIT/v1/images/edits" "${edit[@]}")" '"b64_json":"'
+edits=$(curl -sfN "$EDIT/v1/images/edits" "${edit[@]}" -F stream=true -F partial_images=1)
+has "partial edits" "$edits" image_edit.partial_image
+has "streamed edit" "$edits" image_edit.completed
 job=$(curl -sf "$MEDIA/v1/videos" -F prompt=rain -F num_frames=5 -F num_inference_steps=2 -F size=48x32 -F input_reference=@cup.png)
 id=$(grep -o '"id":"[^"]*' <<<"$job" | cut -d '"' -f 4)
 for _ in $(seq 200); do
@@ -74,7 +82,9 @@ done
 has video "$job" '"status":"completed"'
 curl -sf "$MEDIA/v1/videos/$id/content" -o rain.mp4
 [ "$(head -c 8 rain.mp4 | tail -c 4)" = ftyp ] || fail "video: no mp4"
+has videos "$(curl -sf "$MEDIA/v1/videos")" "$id"
 has "deleted video" "$(curl -sf -X DELETE "$MEDIA/v1/videos/$id")" '"deleted":true'
+status "no such video" 404 "$MEDIA/v1/videos/$id"
 
 status "unknown model" 404 "$CHAT/v1/chat/completions" -H "$json" -d "{$hello, \"model\": \"gpt\"}"
 status "unknown field" 400 "$CHAT/v1/chat/completions" -H "$json" -d "{$hello, \"wings\": 2}"
@@ -84,4 +94,5 @@ status "no such route" 404 "$CHAT/v1/nothing"
 status "wrong method" 405 "$CHAT/v1/chat/completions"
 status "no file" 400 "$CHAT/v1/audio/transcriptions" -F model=smol-speech
 status "not its task" 400 "$CHAT/v1/images/generations" -H "$json" -d '{"prompt": "a cup"}'
+status "cannot edit" 400 "$MEDIA/v1/images/edits" -F prompt=x -F image=@cup.png
 echo "all right"

@@ -66,6 +66,16 @@ def test_tools_are_called_and_their_results_go_back(model: Any) -> None:
     assert model.bind_tools([Weather], tool_choice="none").invoke([("human", "Weather?"), asked, *results]).content
 
 
+def test_streamed_tool_call_is_the_whole_one(model: Any) -> None:
+    bound = model.bind_tools([Weather], tool_choice="required", strict=True, parallel_tool_calls=False)
+    question = "What is the weather in Rome?"
+    first, *rest = bound.stream(question)
+    for piece in rest:
+        first = first + piece
+    assert [call["args"] for call in first.tool_calls] == [call["args"] for call in bound.invoke(question).tool_calls]
+    Weather.model_validate(first.tool_calls[0]["args"])
+
+
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output_is_of_the_demanded_class(model: Any, method: str) -> None:
     made = model.with_structured_output(Weather, method=method, strict=True).invoke(

@@ -1,6 +1,6 @@
-"""The official openai-node client: its script where node and the package are at hand, what it sent everywhere else.
+"""The official openai-node client: its scripts, and what it sent where the package cannot be installed.
 
-`node/recorded.jsonl` is what `RECORD=... node script.mjs` wrote: each exchange of the client with a server on which the
+`node/recorded.jsonl` is what `RECORD=... node script.mjs` wrote: each exchange of the client with servers on which the
 script passed. A server to which the same bytes give the same statuses, types and shapes of answers serves that client.
 """
 
@@ -11,31 +11,36 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.clients import npm
+
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent / "node"
-# A folder whose node_modules holds the package openai.
-MODULES = Path(os.environ.get("OPENAI_NODE", FOLDER))
 VIDEO_ID = re.compile(r"video_[0-9a-f]{24}")
 
 
-@pytest.mark.skipif(
-    shutil.which("node") is None or not (MODULES / "node_modules" / "openai").exists(), reason="needs openai-node"
-)
-def test_node_script_passes(addresses: dict[str, str], tmp_path: Path) -> None:
-    shutil.copy(FOLDER / "script.mjs", tmp_path)
-    (tmp_path / "node_modules").symlink_to(MODULES / "node_modules")
-    environment = os.environ | addresses | {"RECORD": str(tmp_path / "recorded.jsonl")}
-    done = subprocess.run(
-        ["node", "script.mjs"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
+@pytest.fixture(scope="module")
+def client_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The scripts beside the package of the client."""
+    folder = tmp_path_factory.mktemp("node")
+    npm.install(FOLDER, folder)
+    for script in FOLDER.glob("*.mjs"):
+        shutil.copy(script, folder)
+    yield folder
+    shutil.rmtree(folder / "node_modules")
+
+
+@pytest.mark.parametrize("script", ["script.mjs", "realtime.mjs"])
+def test_node_script_passes(client_folder: Path, addresses: dict[str, str], script: str) -> None:
+    record = {"RECORD": str(client_folder / "recorded.jsonl")}
+    done = npm.run(script, client_folder, os.environ | addresses | record)
     assert (done.returncode, done.stdout.strip()) == (0, "all right"), done.stderr
 
 
@@ -64,7 +69,8 @@ class Replay:
 
     def __init__(self, addresses: dict[str, str]) -> None:
         self._clients = {
-            name: httpx.Client(base_url=addresses[name], timeout=60, trust_env=False) for name in ("CHAT", "MEDIA")
+            name: httpx.Client(base_url=addresses[name], timeout=60, trust_env=False)
+            for name in ("CHAT", "MEDIA", "EDIT")
         }
         self._ids: dict[str, str] = {}
 

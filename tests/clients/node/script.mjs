@@ -1,8 +1,9 @@
-// The official openai-node client against a server: CHAT and MEDIA are addresses. With RECORD=FILE every exchange is written
-// down, one JSON line each, for tests/clients/test_node.py to send again where there is no node.
+// The official openai-node client against servers: CHAT, MEDIA and EDIT are addresses. With RECORD=FILE every exchange is
+// written down, one JSON line each, for tests/clients/test_node.py to send again where the package cannot be installed.
 import assert from "node:assert/strict";
 import { appendFileSync, writeFileSync } from "node:fs";
 import OpenAI, { toFile } from "openai";
+import { Stream } from "openai/streaming";
 
 const record = process.env.RECORD;
 if (record) writeFileSync(record, "");
@@ -36,6 +37,7 @@ const client = (server) => new OpenAI({
 });
 const chat = client("CHAT");
 const media = client("MEDIA");
+const edit = client("EDIT");
 
 const model = "smol-speech";
 const messages = [{ role: "user", content: "What is the capital of France?" }];
@@ -76,6 +78,10 @@ const calling = await chat.chat.completions.create({ ...ask, tools, tool_choice:
 assert.equal(calling.choices[0].finish_reason, "tool_calls");
 const made = calling.choices[0].message.tool_calls;
 assert.ok(["Paris", "Rome"].includes(JSON.parse(made[0].function.arguments).city));
+const streamedCall = await chat.chat.completions.stream({ ...ask, tools, tool_choice: "required", parallel_tool_calls: false })
+  .finalChatCompletion();
+assert.equal(streamedCall.choices[0].finish_reason, "tool_calls");
+assert.deepEqual(streamedCall.choices[0].message.tool_calls[0].function.arguments, made[0].function.arguments);
 const results = made.map((call) => ({ role: "tool", tool_call_id: call.id, content: "sunny" }));
 const after = await chat.chat.completions.create({ ...ask, messages: [...messages, calling.choices[0].message, ...results], tools });
 assert.ok(after.choices[0].message);
@@ -91,8 +97,18 @@ assert.ok((await chat.completions.create({ model, prompt: "One, two,", max_token
 const speech = await chat.audio.speech.create({ model, voice: "heart", input: "The train leaves from platform nine.", response_format: "mp3" });
 const spoken = Buffer.from(await speech.arrayBuffer());
 assert.ok(spoken.length > 2000);
+const parts = [];
+for await (const event of await chat.audio.speech.create({
+  model, voice: "heart", input: "Hi.", response_format: "pcm", stream_format: "sse",
+}).then((answer) => Stream.fromSSEResponse(answer, new AbortController()))) parts.push(event.type);
+assert.equal(parts.at(-1), "speech.audio.done");
 const heard = await chat.audio.transcriptions.create({ model, file: await toFile(spoken, "nine.mp3") });
 assert.match(heard.text, /platform/i);
+let caption = "";
+for await (const event of await chat.audio.transcriptions.create({ model, file: await toFile(spoken, "nine.mp3"), stream: true })) {
+  caption += event.type === "transcript.text.delta" ? event.delta : "";
+}
+assert.equal(caption.trim(), heard.text.trim());
 
 const picture = { model: "tiny", prompt: "a cup", size: "48x32", num_inference_steps: 4 };
 const image = await media.images.generate(picture);
@@ -101,6 +117,16 @@ assert.equal(png.subarray(1, 4).toString(), "PNG");
 const kinds = [];
 for await (const event of await media.images.generate({ ...picture, stream: true, partial_images: 1 })) kinds.push(event.type);
 assert.deepEqual(kinds, ["image_generation.partial_image", "image_generation.completed"]);
+
+const redraw = {
+  model: "editor", prompt: "a red cat", size: "64x64", bot_task: "image", num_inference_steps: 2, seed: 42,
+  image: [await toFile(png, "cup.png"), await toFile(png, "mug.png")],
+};
+const edited = await edit.images.edit(redraw);
+assert.equal(Buffer.from(edited.data[0].b64_json, "base64").subarray(1, 4).toString(), "PNG");
+const edits = [];
+for await (const event of await edit.images.edit({ ...redraw, stream: true, partial_images: 1 })) edits.push(event.type);
+assert.deepEqual(edits, ["image_edit.partial_image", "image_edit.completed"]);
 
 let job = await media.videos.create({
   model: "tiny", prompt: "rain", size: "48x32", num_frames: 5, num_inference_steps: 2, input_reference: await toFile(png, "cup.png"),
@@ -122,5 +148,7 @@ await assert.rejects(chat.chat.completions.create({ ...ask, temperature: 3 }), (
   return true;
 });
 await assert.rejects(chat.images.generate({ model, prompt: "a cup" }), OpenAI.BadRequestError);
+await assert.rejects(media.videos.retrieve(job.id), OpenAI.NotFoundError);
+await assert.rejects(chat.chat.completions.create({ ...ask, messages: [] }), OpenAI.BadRequestError);
 await assert.rejects(media.images.edit({ model: "tiny", prompt: "a mug", image: await toFile(png, "cup.png") }), OpenAI.BadRequestError);
 console.log("all right");

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from omnistage.models.hunyuan_image3.vocabulary import Vocabulary
 from omnistage.shared import SharedObjects
 from omnistage.stages.ar.engine import AREngine
 from omnistage.stages.ar.torch_backend import TorchBackend
-from tests.models.hunyuan_image3.harness import FOLDER
+from tests.models.hunyuan_image3.harness import FOLDER, small_checkpoint
 
 Near = Callable[[str, Any], None]
 
@@ -83,14 +82,7 @@ def distilled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint with sizes around 64 x 64 instead of 256 x 256: the autoencoder has a sixteenth of the work."""
-    folder = tmp_path_factory.mktemp("hunyuan") / "small"
-    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("reference.*", "distil_overlay"))
-    config = json.loads((folder / "config.json").read_text()) | {"image_base_size": 64}
-    (folder / "config.json").write_text(json.dumps(config))
-    tokenizer = (folder / "tokenizer.json").read_text()
-    (folder / "tokenizer.json").write_text(tokenizer.replace("<img_size_512>", "<img_size_64>"))
-    return folder
+    return small_checkpoint(tmp_path_factory.mktemp("hunyuan") / "small")
 
 
 def _drawer(folder: Path) -> Drawer:
