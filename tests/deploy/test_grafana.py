@@ -80,13 +80,13 @@ async def taken(folder: Path, stack: ExitStack) -> Seen:
     # their distance inside the dashboard's window of a minute: its rates are their difference over `SECONDS`.
     moment = float(int(time.time()) - 6 * 3600)
     config = (FOLDER / "prometheus.yml").read_text().replace("scrape_interval: 5s", "scrape_interval: 1s")
-    async with AsyncOmniEngine(resolve_config("echo3", None, {"placement": "inline"})) as engine:
-        async with serving_engine(engine) as server:
-            before, after = await load(server, "a"), await load(server, "b")
-            store(folder, [(moment - SECONDS * 1.5, before), (moment - SECONDS / 2, after)])
-            here = server.http.base_url.netloc.decode()
-            prometheus = stack.enter_context(running(folder, config.replace(TARGET, here)))
-            live = await asyncio.to_thread(prometheus.wait_for, "omnistage_stage_up")
+    echo = resolve_config("echo3", None, {"placement": "inline"})
+    async with AsyncOmniEngine(echo) as engine, serving_engine(engine) as server:
+        before, after = await load(server, "a"), await load(server, "b")
+        store(folder, [(moment - SECONDS * 1.5, before), (moment - SECONDS / 2, after)])
+        here = server.http.base_url.netloc.decode()
+        prometheus = stack.enter_context(running(folder, config.replace(TARGET, here)))
+        live = await asyncio.to_thread(prometheus.wait_for, "omnistage_stage_up")
     return Seen(prometheus, moment, live, after)
 
 
