@@ -5,6 +5,8 @@ An error names the thing, the stage and the fix. Its text never carries file pat
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -86,14 +88,9 @@ class OmniError(Exception):
     @classmethod
     def from_info(cls, info: ErrorInfo) -> OmniError:
         """The exception for an error that came from another process."""
-        return cls(
-            info.message,
-            code=info.code,
-            param=info.param,
-            stage=info.stage,
-            edge=info.edge,
-            retry_after_s=info.retry_after_s,
-        )
+        error = cls(info.message)
+        error.info = info
+        return error
 
 
 class ConfigError(OmniError):
@@ -116,3 +113,16 @@ class StageError(OmniError):
 
 class IntegrityError(AssertionError):
     """An owner of a resource found its own books wrong (`check_integrity`)."""
+
+
+def field_of(error: msgspec.ValidationError) -> str | None:
+    """The field that a message such as "Expected `int`, got `str` - at `$.width`" is about."""
+    _, at, path = str(error).rpartition("`$.")
+    return path.rstrip("`") if at else None
+
+
+def hint_for(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names, or all of them."""
+    choices = sorted(known)
+    near = difflib.get_close_matches(name, choices, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"

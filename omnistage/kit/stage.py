@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ class State(dict[str, Any]):
     """What a stage keeps of one request between calls."""
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Part:
     """One request's share of a call: `part["port"]` is what is new of an input (all of it for a whole one).
 
@@ -27,24 +29,13 @@ class Part:
     that it made are undone. `rng` draws from the request's seed. `params` are the stage's parameters.
     """
 
-    __slots__ = ("__weakref__", "final", "inputs", "params", "rng", "seed", "state")
-
-    def __init__(
-        self,
-        inputs: Mapping[str, Value],
-        state: State,
-        rng: np.random.Generator,
-        *,
-        final: bool,
-        params: Mapping[str, Any],
-        seed: int,
-    ) -> None:
-        self.inputs = inputs
-        self.state = state
-        self.rng = rng
-        self.final = final
-        self.params = params
-        self.seed = seed
+    inputs: Mapping[str, Value]
+    state: State
+    rng: np.random.Generator
+    _: KW_ONLY
+    final: bool
+    params: Mapping[str, Any]
+    seed: int
 
     def __getitem__(self, port: str) -> Any:
         return self.inputs[port]

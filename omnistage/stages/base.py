@@ -14,7 +14,7 @@ from omnistage.errors import ErrorInfo
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason, StageMetrics, StageRequest
 
-__all__ = ["Computed", "Emission", "Finished", "InputChunk", "StageEngine", "StageRequest", "StepOutput"]
+__all__ = ["Computed", "Emission", "Finished", "InputChunk", "Produced", "StageEngine", "StageRequest", "StepOutput"]
 
 
 class InputChunk(msgspec.Struct, kw_only=True):
@@ -35,6 +35,14 @@ class Emission(msgspec.Struct, kw_only=True):
     """A chunk that a step produced for one output port. `final` closes the port; its payload may be empty."""
 
     request_id: str
+    port: str
+    payload: MultimodalPayload
+    final: bool = False
+
+
+class Produced(msgspec.Struct, kw_only=True):
+    """A chunk for one output port, as a model gives it out."""
+
     port: str
     payload: MultimodalPayload
     final: bool = False

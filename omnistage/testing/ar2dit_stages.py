@@ -18,7 +18,17 @@ import numpy.typing as npt
 from omnistage.config.model import StageContext
 from omnistage.errors import StageError
 from omnistage.payload import MultimodalPayload
-from omnistage.stages.ar.model import ARBackend, BackendLimits, Emitted, Event, Output, Prompt, Sampled, Sequence, Work
+from omnistage.stages.ar.model import (
+    ARBackend,
+    BackendLimits,
+    Emitted,
+    Event,
+    Produced,
+    Prompt,
+    Sampled,
+    Sequence,
+    Work,
+)
 from omnistage.stages.base import InputChunk, StageRequest
 from omnistage.stages.diffusion.model import DiffusionModel
 from omnistage.testing.closed_form import EOS, tokens_of
@@ -129,8 +139,8 @@ class RowThinker:
         final = event.finish is not None
         text = seq.state.decoder.decode(bytes(tokens), final)
         told = MultimodalPayload.text(text, token_ids=tokens)
-        rows = Output(port=PORT, payload=self._rows(seq, event), final=final)
-        return Emitted((Output(port="text", payload=told, final=final), rows))
+        rows = Produced(port=PORT, payload=self._rows(seq, event), final=final)
+        return Emitted((Produced(port="text", payload=told, final=final), rows))
 
     def _rows(self, seq: Sequence[RowState], event: Event) -> MultimodalPayload:
         """Rows that are computed and not handed over; the new token's own row is not computed yet."""

@@ -11,9 +11,19 @@ from omnistage.config.model import StageContext
 from omnistage.errors import RequestError
 from omnistage.payload import MultimodalPayload
 from omnistage.request import StageMetrics
-from omnistage.stages.ar.model import ARBackend, BackendLimits, Emitted, Event, Output, Prompt, Sampled, Sequence, Work
+from omnistage.stages.ar.model import (
+    ARBackend,
+    BackendLimits,
+    Emitted,
+    Event,
+    Produced,
+    Prompt,
+    Sampled,
+    Sequence,
+    Work,
+)
 from omnistage.stages.base import InputChunk, StageRequest
-from omnistage.stages.generation.model import GenerationModel, Produced
+from omnistage.stages.generation.model import GenerationModel
 from omnistage.testing.closed_form import (
     CODEBOOK,
     CODES_PER_TOKEN,
@@ -83,7 +93,7 @@ class EchoThinker:
         text = seq.state.decoder.decode(bytes(tokens), final)
         if not (text or tokens or final):
             return Emitted()
-        return Emitted((Output(port="text", payload=MultimodalPayload.text(text, token_ids=tokens), final=final),))
+        return Emitted((Produced(port="text", payload=MultimodalPayload.text(text, token_ids=tokens), final=final),))
 
     def close(self, seq: Sequence[ThinkerState]) -> None:
         """Holds nothing."""
@@ -133,7 +143,7 @@ class EchoTalker:
         token = event.sampled.token if event.sampled is not None else _TALKER_EOS
         codes = np.array([] if token == _TALKER_EOS else [token], np.int32)
         payload = MultimodalPayload.of(codes=codes)
-        return Emitted((Output(port="codes", payload=payload, final=event.finish is not None),))
+        return Emitted((Produced(port="codes", payload=payload, final=event.finish is not None),))
 
     def close(self, seq: Sequence[TalkerState]) -> None:
         """Holds nothing."""

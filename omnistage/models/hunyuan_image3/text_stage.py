@@ -30,7 +30,7 @@ from omnistage.models.hunyuan_image3.vocabulary import Vocabulary
 from omnistage.ops.paged_attention import AttentionPlan
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason
-from omnistage.stages.ar.model import Constraint, ContentSpan, Emitted, Event, Output, Prompt, Sequence, Work
+from omnistage.stages.ar.model import Constraint, ContentSpan, Emitted, Event, Produced, Prompt, Sequence, Work
 from omnistage.stages.ar.text_output import TextOutput
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
@@ -167,18 +167,18 @@ class Writer:
         for (state, index), rows in zip(wanted, made, strict=True):
             state.rows[index] = rows
 
-    def _hand_over(self, state: Talk, memory: SequenceMemory) -> tuple[Output, ...]:
+    def _hand_over(self, state: Talk, memory: SequenceMemory) -> tuple[Produced, ...]:
         """The thoughts, and the keys and values of the prompt and of the thoughts but for their end tag."""
         if THOUGHTS not in state.request.outputs:
             return ()
         course, thoughts = state.course, state.course.thoughts
         meta = {"ids": thoughts, "ratio": course.ratio, "complete": course.ended and thoughts is not None}
-        outputs = [Output(port=THOUGHTS, payload=MultimodalPayload(meta=meta), final=True)]
+        outputs = [Produced(port=THOUGHTS, payload=MultimodalPayload(meta=meta), final=True)]
         if state.ask.handover and thoughts is not None and course.ended:
             said = state.layout.ids if state.ask.task == "ratio" else [*state.layout.ids[:-1], *thoughts[:-1]]
             chunks = kv_payload.write(said, memory.keys_values(0, len(said)))
             last = len(chunks) - 1
-            outputs += [Output(port=KV, payload=chunk, final=at == last) for at, chunk in enumerate(chunks)]
+            outputs += [Produced(port=KV, payload=chunk, final=at == last) for at, chunk in enumerate(chunks)]
         return tuple(outputs)
 
 

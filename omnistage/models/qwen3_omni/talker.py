@@ -25,7 +25,7 @@ from omnistage.ops.blocked import block_linears, choose_layout
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
 from omnistage.ops.tensor_payload import from_payload
 from omnistage.payload import MultimodalPayload
-from omnistage.stages.ar.model import Constraint, Emitted, Event, Output, Prompt, Sequence, Work
+from omnistage.stages.ar.model import Constraint, Emitted, Event, Produced, Prompt, Sequence, Work
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
 from omnistage.stages.base import InputChunk, StageRequest
@@ -150,9 +150,9 @@ class Talker:
         too_long = state.request.sampling.max_tokens is None and event.generated >= state.frame_limit
         last = event.finish is not None or too_long
         if event.sampled is None or last:
-            return Emitted((Output(port="codes", payload=MultimodalPayload(), final=True),), stop=too_long)
+            return Emitted((Produced(port="codes", payload=MultimodalPayload(), final=True),), stop=too_long)
         codes = np.array(state.frames[event.generated - 1], np.int32)[:, None]
-        return Emitted((Output(port="codes", payload=MultimodalPayload.of(codes=codes)),))
+        return Emitted((Produced(port="codes", payload=MultimodalPayload.of(codes=codes)),))
 
     def close(self, state: TalkerState) -> None:
         """Nothing is held: chunks are read when they come."""

@@ -27,7 +27,7 @@ from omnistage.ops.tensor_payload import to_payload
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.ar.chat_template import ChatTemplate
 from omnistage.stages.ar.conversation import conversation_text
-from omnistage.stages.ar.model import Constraint, Emitted, Event, Output, Prompt, Sequence, Work
+from omnistage.stages.ar.model import Constraint, Emitted, Event, Produced, Prompt, Sequence, Work
 from omnistage.stages.ar.sections import Sections
 from omnistage.stages.ar.text_model import eos_ids
 from omnistage.stages.ar.text_output import TextOutput
@@ -177,7 +177,7 @@ class Thinker:
         """The output of the accepted layer, before deepstack rows are added: [N, hidden]."""
         self._captured = output[0]
 
-    def _speak(self, state: ThinkerState, event: Event, memory: SequenceMemory, *, last: bool) -> tuple[Output, ...]:
+    def _speak(self, state: ThinkerState, event: Event, memory: SequenceMemory, *, last: bool) -> tuple[Produced, ...]:
         token = event.sampled.token if event.sampled is not None else None
         spoken = state.spoken.push(token, last=last, withheld=state.text.withholds, stopped=state.text.stopped)
         meta: dict[str, Any] = {"spoken": spoken}
@@ -193,7 +193,7 @@ class Thinker:
                 tensors["rows"] = to_payload(rows[torch.tensor(speech.rows, device=rows.device) - first])
         if not (spoken or last or tensors or "prompt" in meta):
             return ()
-        return (Output(port=PORT, payload=MultimodalPayload(tensors, meta), final=last),)
+        return (Produced(port=PORT, payload=MultimodalPayload(tensors, meta), final=last),)
 
 
 def create(context: StageContext) -> TorchBackend[ThinkerState]:

@@ -8,7 +8,7 @@ from omnistage.config.model import StageContext
 from omnistage.models.smollm2 import SMOLLM2
 from omnistage.ops.paged_attention import AttentionPlan
 from omnistage.payload import MultimodalPayload
-from omnistage.stages.ar.model import Emitted, Event, Output, Sequence, Work
+from omnistage.stages.ar.model import Emitted, Event, Produced, Sequence, Work
 from omnistage.stages.ar.text_model import CausalTextModel, TextState
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
@@ -30,7 +30,7 @@ class HiddenTextModel(CausalTextModel):
         if event.finish is None:
             return Emitted()
         rows = memory.handoff(0, seq.prompt_len).float().cpu().numpy()
-        return Emitted((Output(port="hidden", payload=MultimodalPayload.of({}, hidden=rows), final=True),))
+        return Emitted((Produced(port="hidden", payload=MultimodalPayload.of({}, hidden=rows), final=True),))
 
 
 def create(context: StageContext) -> TorchBackend[TextState]:

@@ -54,38 +54,33 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text stream before the first of `stops`; text that may be the beginning of one is withheld.
+    """Cuts a text stream before the first of `stops`; text that may be the beginning of one is `withheld`.
 
     The stop string that is complete first counts, so the result does not depend on how the text was cut into deltas.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._withheld = ""
+        self.withheld = ""
         self.found: str | None = None
-
-    @property
-    def withheld(self) -> str:
-        """Text that may turn out to be the beginning of a stop string."""
-        return self._withheld
 
     def push(self, delta: str) -> str:
         """Text that can be given out now. Once `found` is set the stream is over."""
         if self.found is not None or not self._stops:
             return "" if self.found is not None else delta
-        text = self._withheld + delta
+        text = self.withheld + delta
         hits = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if hits:
             _, at, self.found = min(hits)
-            self._withheld = ""
+            self.withheld = ""
             return text[:at]
         keep = max(overlap(text, stop) for stop in self._stops)
-        self._withheld = text[len(text) - keep :]
+        self.withheld = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def flush(self) -> str:
         """The withheld text, when the stream ends without a stop string."""
-        text, self._withheld = self._withheld, ""
+        text, self.withheld = self.withheld, ""
         return text
 
 

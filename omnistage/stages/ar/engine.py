@@ -12,7 +12,7 @@ from omnistage.faults import Faults
 from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason
 from omnistage.stages.ar.block_pool import BlockPool
-from omnistage.stages.ar.model import ARBackend, Emitted, Event, Output, Prompt, Sampled, Sequence, Work
+from omnistage.stages.ar.model import ARBackend, Emitted, Event, Produced, Prompt, Sampled, Sequence, Work
 from omnistage.stages.ar.scheduler import Scheduler
 from omnistage.stages.ar.sequence import Status
 from omnistage.stages.base import Computed, Emission, Finished, InputChunk, StageRequest, StepOutput
@@ -258,7 +258,7 @@ class AREngine(Generic[S]):
         self._publish(seq, emitted)
         still_open = self._open_ports[seq.request_id].copy()
         self._publish(
-            seq, Emitted(tuple([Output(port=port, payload=MultimodalPayload(), final=True) for port in still_open]))
+            seq, Emitted(tuple([Produced(port=port, payload=MultimodalPayload(), final=True) for port in still_open]))
         )
         metrics = seq.metrics
         metrics.input_tokens, metrics.output_tokens = seq.prompt_len, seq.generated

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from omnistage.errors import RequestError
 from omnistage.sampling import SamplingParams, StructuredOutputs
-from omnistage.stages.ar.tool_format import ToolFormat
 from omnistage.tools import ToolUse
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
+
+    from omnistage.stages.ar.hermes import Hermes
 
 MAX_GRAMMAR_CHARS = 1 << 18
 MAX_REGEX_CHARS = 1 << 14
@@ -47,7 +49,7 @@ def parser_limits() -> LLParserLimits:
     )
 
 
-def request_grammar(sampling: SamplingParams, tools: ToolUse | None, tool_format: ToolFormat | None) -> str | None:
+def request_grammar(sampling: SamplingParams, tools: ToolUse | None, tool_format: Hermes | None) -> str | None:
     """The grammar (llguidance's notation) of a request's text, None when it is free.
 
     With tools that need not be called the text is what was demanded, or calls. Raises RequestError for demands that
@@ -60,16 +62,19 @@ def request_grammar(sampling: SamplingParams, tools: ToolUse | None, tool_format
         return None if wanted is None else _whole(wanted)
     if sampling.ignore_eos:
         raise RequestError("ignore_eos: tool calls have an end", param="ignore_eos")
-    if tools.choice == "required":
-        if wanted is not None:
-            raise RequestError(f"{wanted.param}: the answer has to be a tool call", param=wanted.param)
-        return _calls(tools, tool_format, "")
+    return _calls(tools, tool_format, _beside_calls(tools, wanted))
+
+
+def _beside_calls(tools: ToolUse, wanted: StructuredOutputs | None) -> str | None:
+    """What a text may be instead of calls: a Lark expression, "" for nothing else, None for anything."""
     if wanted is None:
-        return _calls(tools, tool_format, None)
+        return "" if tools.choice == "required" else None
+    if tools.choice == "required":
+        raise RequestError(f"{wanted.param}: the answer has to be a tool call", param=wanted.param)
     if wanted.json is None and not wanted.json_object:
         raise RequestError(f"{wanted.param}: beside tools only JSON can be demanded", param=wanted.param)
     _whole(wanted)
-    return _calls(tools, tool_format, f"%json {json.dumps(_schema(wanted))}")
+    return f"%json {json.dumps(_schema(wanted))}"
 
 
 def check_grammar(grammar: str, param: str) -> None:
@@ -91,7 +96,7 @@ def function_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
     return {"type": "object", **(parameters or {}), "x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}}
 
 
-def _calls(tools: ToolUse, tool_format: ToolFormat, otherwise: str | None) -> str:
+def _calls(tools: ToolUse, tool_format: Hermes, otherwise: str | None) -> str:
     """Schemas of different functions do not lead to each other, so each is bounded alone."""
     from llguidance import LLMatcher
 
@@ -104,7 +109,8 @@ def _calls(tools: ToolUse, tool_format: ToolFormat, otherwise: str | None) -> st
 
 
 def _whole(wanted: StructuredOutputs) -> str:
-    given = [kind for kind in _KINDS if _values(wanted)[kind]() not in (None, False)]
+    values = msgspec.structs.asdict(wanted)
+    given = [kind for kind in _KINDS if values[kind] not in (None, False)]
     if len(given) != 1:
         raise RequestError(f"{wanted.param}: give exactly one of {', '.join(_KINDS)}", param=wanted.param)
     if wanted.choice is not None:
@@ -114,16 +120,6 @@ def _whole(wanted: StructuredOutputs) -> str:
     if wanted.grammar is not None:
         return _bounded(_lark(wanted.grammar, wanted.param), wanted.param)
     return _bounded(f"start: %json {json.dumps(_schema(wanted))}", wanted.param)
-
-
-def _values(wanted: StructuredOutputs) -> dict[str, Callable[[], object]]:
-    return {
-        "json": lambda: wanted.json,
-        "json_object": lambda: wanted.json_object,
-        "regex": lambda: wanted.regex,
-        "choice": lambda: wanted.choice,
-        "grammar": lambda: wanted.grammar,
-    }
 
 
 def _schema(wanted: StructuredOutputs) -> dict[str, Any]:

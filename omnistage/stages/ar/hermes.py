@@ -9,8 +9,9 @@ import json
 import re
 from typing import Any
 
+import msgspec
+
 from omnistage.stages.ar.grammar import function_schema
-from omnistage.stages.ar.tool_format import CallDelta
 from omnistage.tools import ToolUse
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -40,6 +41,14 @@ _ANYWHERE = (
 )
 
 
+class CallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """News of the call number `index`: its `name` once at its beginning, then pieces of its `arguments` (JSON text)."""
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+
 class ObjectEnd:
     """Finds where a JSON object ends in text that comes in pieces."""
 
@@ -65,7 +74,12 @@ class ObjectEnd:
 
 
 class HermesReader:
-    """A `CallReader`. Nothing is given before the name and the beginning of the arguments are certain."""
+    """Reads call number `index`, from behind the tag that opens it; only functions in `names` can be called. Nothing is
+    given before the name and the beginning of the arguments are certain.
+
+    `over` once the call has ended, or turned out to be none; `rest` is then text that is not of the call: after its
+    end, or all of it (opening tag included) when it was none.
+    """
 
     def __init__(self, names: frozenset[str], index: int) -> None:
         self._names = names
@@ -77,6 +91,7 @@ class HermesReader:
         self.rest = ""
 
     def push(self, text: str) -> list[CallDelta]:
+        """Takes the next piece of text; gives what became certain."""
         self._text += text
         if self._complete:
             return self._close()
@@ -93,6 +108,7 @@ class HermesReader:
         return []
 
     def flush(self) -> list[CallDelta]:
+        """The text ends here: gives what is left, and is over."""
         if self._arguments is None and not self.over:
             self._refuse()
         self.over = True
@@ -133,14 +149,13 @@ class HermesReader:
 
 
 class Hermes:
-    """A `ToolFormat`."""
+    """The notation. `opening` is the tag at the beginning of every call."""
 
     opening = OPENING
 
-    def reader(self, names: frozenset[str], index: int) -> HermesReader:
-        return HermesReader(names, index)
-
     def calls_grammar(self, tools: ToolUse, otherwise: str | None) -> str:
+        """A Lark grammar of texts that are calls with arguments after their schemas: nothing else if `otherwise` is
+        "", else or the text of that Lark expression. None: any text, with calls anywhere in it."""
         opening = json.dumps(OPENING) if otherwise is not None else ""
         many = f'("\\n" call){{0,{MAX_CALLS - 1}}}' if tools.parallel else ""
         rules = [f"calls: call {many}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools.functions)))]
@@ -156,6 +171,7 @@ class Hermes:
         return "\n".join(["start: calls | answer", f"answer: {otherwise}", *rules])
 
     def explained(self, messages: list[dict[str, Any]], tools: ToolUse | None) -> list[dict[str, Any]]:
+        """A conversation with its tools, calls and their results in plain messages, for templates that know none."""
         plain = [_plain(message) for message in messages]
         if tools is None:
             return plain

@@ -11,10 +11,9 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from omnistage.payload import MultimodalPayload
 from omnistage.request import FinishReason
 from omnistage.stages.ar.sequence import ContentSpan, Prompt, Sequence
-from omnistage.stages.base import InputChunk, StageRequest
+from omnistage.stages.base import InputChunk, Produced, StageRequest
 
 __all__ = [
     "ARBackend",
@@ -23,7 +22,7 @@ __all__ = [
     "ContentSpan",
     "Emitted",
     "Event",
-    "Output",
+    "Produced",
     "Prompt",
     "Sampled",
     "Sequence",
@@ -94,21 +93,13 @@ class Event(msgspec.Struct, frozen=True):
     finish: FinishReason | None
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk for one output port."""
-
-    port: str
-    payload: MultimodalPayload
-    final: bool = False
-
-
 class Emitted(msgspec.Struct, frozen=True):
     """What a request gives out after an event. `stop` ends the request here (stop string, model-owned end).
 
     Ports that are still open when a request ends are closed by the engine with an empty final payload.
     """
 
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[Produced, ...] = ()
     stop: bool = False
 
 

@@ -10,6 +10,7 @@ blocks and take no place in the batch.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from omnistage.errors import IntegrityError
@@ -20,18 +21,16 @@ from omnistage.stages.ar.sequence import Sequence, Status
 S = TypeVar("S")
 
 
+@dataclass(slots=True)
 class SchedulerStats:
     """Totals since the start. Token counts are rows computed, `cached_tokens` rows that were found computed."""
 
-    __slots__ = ("cached_tokens", "decode_tokens", "mixed_steps", "preemptions", "prefill_tokens", "steps")
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.mixed_steps = 0
-        self.preemptions = 0
-        self.prefill_tokens = 0
-        self.decode_tokens = 0
-        self.cached_tokens = 0
+    steps: int = 0
+    mixed_steps: int = 0
+    preemptions: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class Ranked(Generic[S]):
@@ -45,9 +44,6 @@ class Ranked(Generic[S]):
 
     def items(self) -> list[Sequence[S]]:
         return self._items.copy()
-
-    def first(self) -> Sequence[S]:
-        return self._items[0]
 
     def last(self) -> Sequence[S]:
         return self._items[-1]

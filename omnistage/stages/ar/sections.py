@@ -9,11 +9,10 @@ import msgspec
 
 from omnistage.config.model import TextMarkup
 from omnistage.stages.ar.detokenizer import overlap
-from omnistage.stages.ar.hermes import Hermes
-from omnistage.stages.ar.tool_format import CallDelta, CallReader, ToolFormat
+from omnistage.stages.ar.hermes import CallDelta, Hermes, HermesReader
 from omnistage.tools import ToolUse
 
-TOOL_FORMATS: dict[str, ToolFormat] = {"hermes": Hermes()}
+TOOL_FORMATS: dict[str, Hermes] = {"hermes": Hermes()}
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class Sections:
         self._state = "text" if self._tags is None else "begin"
         self._held = ""
         self._blank = self._tags is not None
-        self._reader: CallReader | None = None
+        self._reader: HermesReader | None = None
         self._calls = self._begun = 0
 
     def follow(self, prompt: str) -> None:
@@ -100,7 +99,7 @@ class Sections:
         if self._state == "thoughts":
             self._state = "text"
         elif self._format is not None:
-            self._reader, self._begun = self._format.reader(self._names, self._calls), self._calls
+            self._reader, self._begun = HermesReader(self._names, self._calls), self._calls
             self._blank = False
         return True
 
@@ -120,7 +119,7 @@ class Sections:
             self._state, self._blank = "text", False
         return True
 
-    def _read_call(self, reader: CallReader, pieces: list[Piece]) -> bool:
+    def _read_call(self, reader: HermesReader, pieces: list[Piece]) -> bool:
         text, self._held = self._held, ""
         news = Piece()
         news.add(reader.push(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -51,6 +52,7 @@ class Status(Enum):
     DONE = "done"
 
 
+@dataclass(slots=True, eq=False)
 class Sequence(Generic[S]):
     """One request: its tokens (prompt, then generated), its KV blocks and how far they are filled.
 
@@ -58,52 +60,31 @@ class Sequence(Generic[S]):
     `len(tokens)`, then the next token is sampled. `state` belongs to the backend.
     """
 
-    __slots__ = (
-        "added_s",
-        "arrival",
-        "blocks",
-        "cached_tokens",
-        "computed",
-        "hashes",
-        "held",
-        "max_length",
-        "metrics",
-        "params",
-        "prompt",
-        "prompt_len",
-        "ready",
-        "request",
-        "request_id",
-        "seed",
-        "started",
-        "state",
-        "status",
-        "stop_ids",
-        "tokens",
-    )
+    request: StageRequest
+    state: S
+    arrival: int
+    added_s: float
+    request_id: str = field(init=False)
+    params: SamplingParams = field(init=False)
+    seed: int = field(init=False)
+    status: Status = Status.PENDING
+    prompt: Prompt | None = None
+    tokens: list[int] = field(default_factory=list)
+    prompt_len: int = 0
+    max_length: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    computed: int = 0
+    cached_tokens: int = 0
+    ready: bool = True
+    held: bool = False
+    started: bool = False
+    metrics: StageMetrics = field(default_factory=StageMetrics)
 
-    def __init__(self, request: StageRequest, state: S, arrival: int, added_s: float) -> None:
-        self.request = request
-        self.request_id = request.request_id
-        self.state = state
-        self.arrival = arrival
-        self.added_s = added_s
-        self.params: SamplingParams = request.sampling
-        self.seed = request.seed if self.params.seed is None else self.params.seed
-        self.status = Status.PENDING
-        self.prompt: Prompt | None = None
-        self.tokens: list[int] = []
-        self.prompt_len = 0
-        self.max_length = 0
-        self.stop_ids: frozenset[int] = frozenset()
-        self.blocks: list[int] = []
-        self.hashes: list[bytes] = []
-        self.computed = 0
-        self.cached_tokens = 0
-        self.ready = True
-        self.held = False
-        self.started = False
-        self.metrics = StageMetrics()
+    def __post_init__(self) -> None:
+        self.request_id, self.params = self.request.request_id, self.request.sampling
+        self.seed = self.request.seed if self.params.seed is None else self.params.seed
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -58,17 +58,10 @@ class CausalTextModel:
 
     extra_params: frozenset[str] = frozenset()
 
-    def __init__(
-        self,
-        folder: str | Path,
-        config: StageConfig,
-        *,
-        device: torch.device | None = None,
-        markup: TextMarkup | None = None,
-    ) -> None:
+    def __init__(self, folder: str | Path, config: StageConfig, *, markup: TextMarkup | None = None) -> None:
         self.markup = markup or TextMarkup()
         path = Path(folder)
-        target = device or choose_device(config.device)
+        target = choose_device(config.device)
         dtype = choose_dtype(config.dtype, target).dtype
         self._name = config.name
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))

@@ -12,7 +12,7 @@ from omnistage.request import FinishReason
 from omnistage.sampling import SamplingParams
 from omnistage.stages.ar.detokenizer import Detokenizer, StopStrings
 from omnistage.stages.ar.logprobs import describe, describe_prompt
-from omnistage.stages.ar.model import Emitted, Event, Output, Sampled, Sequence
+from omnistage.stages.ar.model import Emitted, Event, Produced, Sampled, Sequence
 from omnistage.stages.ar.sections import Piece, Sections
 from omnistage.stages.ar.torch_model import SequenceMemory
 
@@ -61,7 +61,7 @@ class TextOutput:
             return Emitted()
         last = len(pieces) - 1
         outputs = [
-            Output(
+            Produced(
                 port="text",
                 payload=self._payload(seq, event, piece, finish if index == last else None, memory),
                 final=finish is not None and index == last,

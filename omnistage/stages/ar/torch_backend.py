@@ -10,13 +10,13 @@ from torch import Tensor
 
 from omnistage.config.model import StageConfig, TextMarkup
 from omnistage.errors import ConfigError, RequestError
-from omnistage.ops.paged_attention import AttentionSpan, PagedCache, plan_attention, slots_of
+from omnistage.ops.paged_attention import AttentionSpan, PagedCache, plan_attention
 from omnistage.stages.ar.grammar import request_grammar
 from omnistage.stages.ar.matchers import Matchers, Matching
 from omnistage.stages.ar.model import BackendLimits, Constraint, Emitted, Event, Prompt, Sampled, Sequence, Work
 from omnistage.stages.ar.sampler import SampleRow, TokenCounts, needs_counts, sample, token_logprobs
 from omnistage.stages.ar.sections import TOOL_FORMATS
-from omnistage.stages.ar.torch_model import ARModel, ModelShape
+from omnistage.stages.ar.torch_model import ARModel, ModelShape, SequenceMemory
 from omnistage.stages.base import InputChunk, StageRequest
 
 S = TypeVar("S")
@@ -105,7 +105,8 @@ class TorchBackend(Generic[S]):
             return self._sample(works, result.hidden)
 
     def emit(self, seq: Sequence[S], event: Event) -> Emitted:
-        return self._model.emit(seq, event, _Memory(self, seq))
+        told = self._prompt_logprobs.get(seq.request_id, {})
+        return self._model.emit(seq, event, SequenceMemory(self._cache, self._handoff, told, seq))
 
     def close(self, seq: Sequence[S]) -> None:
         self._counts.pop(seq.request_id, None)
@@ -117,21 +118,6 @@ class TorchBackend(Generic[S]):
         self._counts.clear()
         self._prompt_logprobs.clear()
         self._matching.clear()
-
-    def read_handoff(self, seq: Sequence[S], start: int, stop: int) -> Tensor:
-        return self._handoff[self._slots(seq, start, stop)]
-
-    def read_keys_values(self, seq: Sequence[S], start: int, stop: int) -> Tensor:
-        return self._cache.read(self._slots(seq, start, stop))
-
-    def read_prompt_logprobs(self, seq: Sequence[S]) -> list[Sampled]:
-        known = self._prompt_logprobs.get(seq.request_id, {})
-        return [known[position] for position in sorted(known)]
-
-    def _slots(self, seq: Sequence[S], start: int, stop: int) -> Tensor:
-        if not 0 <= start <= stop <= len(seq.blocks) * self._cache.block_size:
-            raise IndexError(f"positions {start}..{stop} of request {seq.request_id} are not in the cache")
-        return slots_of(seq.blocks, start, stop, self._cache.block_size, self._cache.device)
 
     def _sample(self, works: list[Work[S]], hidden: Tensor) -> list[Sampled | None]:
         """Next tokens after the last rows of the works that want one; `hidden` [N, H] is the flat batch."""
@@ -191,25 +177,6 @@ class TorchBackend(Generic[S]):
                     told = token_logprobs(logits, seq.tokens[begin + 1 : end + 1], seq.params.top_logprobs)
                     known.update(enumerate(told, begin + 1))
             row += work.stop - work.start
-
-
-class _Memory(Generic[S]):
-    """The cache as seen by one sequence (`SequenceMemory`)."""
-
-    __slots__ = ("_backend", "_seq")
-
-    def __init__(self, backend: TorchBackend[S], seq: Sequence[S]) -> None:
-        self._backend = backend
-        self._seq = seq
-
-    def handoff(self, start: int, stop: int) -> Tensor:
-        return self._backend.read_handoff(self._seq, start, stop)
-
-    def keys_values(self, start: int, stop: int) -> Tensor:
-        return self._backend.read_keys_values(self._seq, start, stop)
-
-    def prompt_logprobs(self) -> list[Sampled]:
-        return self._backend.read_prompt_logprobs(self._seq)
 
 
 def _span(work: Work[S]) -> AttentionSpan:

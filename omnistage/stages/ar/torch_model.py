@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from omnistage.ops.paged_attention import AttentionPlan
+from omnistage.ops.paged_attention import AttentionPlan, PagedCache, slots_of
 from omnistage.stages.ar.model import Constraint, Emitted, Event, Prompt, Sampled, Sequence, Work
 from omnistage.stages.base import InputChunk, StageRequest
 
@@ -43,20 +44,35 @@ class ForwardResult:
     handoff: Tensor | None = None
 
 
-class SequenceMemory(Protocol):
-    """What the cache holds of one sequence: positions that are computed, cached ones included."""
+@dataclass(frozen=True, slots=True)
+class SequenceMemory:
+    """What the cache holds of one sequence: positions that are computed, cached ones included.
+
+    `rows` [slots, W] are the hand-off rows of all sequences, `told` the logprobs of this one's prompt by position.
+    """
+
+    cache: PagedCache
+    rows: Tensor
+    told: Mapping[int, Sampled]
+    seq: Sequence[Any]
 
     def handoff(self, start: int, stop: int) -> Tensor:
         """Hand-off rows [stop - start, W] (a copy)."""
-        ...
+        return self.rows[self._slots(start, stop)]
 
     def keys_values(self, start: int, stop: int) -> Tensor:
         """Keys and values [layers, 2, kv_heads, stop - start, head_dim] (a copy)."""
-        ...
+        return self.cache.read(self._slots(start, stop))
 
     def prompt_logprobs(self) -> list[Sampled]:
         """For each prompt token after the first its own logprob and the likeliest ones; empty unless asked for."""
-        ...
+        return [self.told[position] for position in sorted(self.told)]
+
+    def _slots(self, start: int, stop: int) -> Tensor:
+        blocks, size = self.seq.blocks, self.cache.block_size
+        if not 0 <= start <= stop <= len(blocks) * size:
+            raise IndexError(f"positions {start}..{stop} of request {self.seq.request_id} are not in the cache")
+        return slots_of(blocks, start, stop, size, self.cache.device)
 
 
 class ARModel(Protocol[S]):

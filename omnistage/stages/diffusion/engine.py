@@ -71,7 +71,7 @@ class DiffusionEngine(Generic[S]):
         if PARTIAL_PORT in request.outputs and not self._model.capabilities.partial_images:
             raise RequestError("this model gives no partial pictures", param="partial_images")
         state = self._model.open(request)
-        entry = Entry(request, state, ticks=self._totals["ticks"])
+        entry = Entry(request, state, self._totals["ticks"])
         entry.steps = self._model.remaining(state)
         self._entries[request_id] = entry
         self._scheduler.add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -9,6 +10,8 @@ from omnistage.stages.base import StageRequest
 from omnistage.stages.diffusion.model import PARTIAL_PORT, PROGRESS_PORT
 
 S = TypeVar("S")
+
+_PHASES = ("encode_s", "prepare_s", "denoise_s", "decode_s")
 
 
 class Phase(Enum):
@@ -20,31 +23,31 @@ class Phase(Enum):
     DECODE = "decode"
 
 
+@dataclass(slots=True, eq=False)
 class Entry(Generic[S]):
     """One request: model state, phase, times in seconds. `open_ports`: ports of the engine's own that it must close.
 
     `using` counts the calls on the decode thread that hold the state; `closed` is set once the request is dropped.
+    `ticks_at_start` counts the engine's calls before it came.
     """
 
-    __slots__ = (
-        "alone", "chunks_out", "closed", "held", "id", "open_ports", "phase", "queue_s", "ready_at", "request",
-        "seconds", "state", "steps", "steps_done", "ticks_at_start", "using",
-    )  # fmt: skip
+    request: StageRequest
+    state: S
+    ticks_at_start: float
+    id: str = field(init=False)
+    open_ports: set[str] = field(init=False)
+    phase: Phase = Phase.ENCODE
+    held: bool = False
+    alone: bool = False
+    closed: bool = False
+    using: int = 0
+    ready_at: float | None = None
+    queue_s: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PHASES, 0.0))
+    steps: int = 0
+    steps_done: int = 0
+    chunks_out: int = 0
 
-    def __init__(self, request: StageRequest, state: S, *, ticks: float) -> None:
-        self.request = request
-        self.id = request.request_id
-        self.state = state
-        self.phase = Phase.ENCODE
-        self.held = False
-        self.alone = False
-        self.closed = False
-        self.using = 0
-        self.ready_at: float | None = None
-        self.queue_s = 0.0
-        self.seconds = dict.fromkeys(("encode_s", "prepare_s", "denoise_s", "decode_s"), 0.0)
-        self.steps = 0
-        self.steps_done = 0
-        self.chunks_out = 0
-        self.ticks_at_start = ticks
-        self.open_ports = {PROGRESS_PORT, PARTIAL_PORT}.intersection(request.outputs)
+    def __post_init__(self) -> None:
+        self.id = self.request.request_id
+        self.open_ports = {PROGRESS_PORT, PARTIAL_PORT}.intersection(self.request.outputs)

@@ -17,18 +17,9 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 
 from omnistage.config.model import OptionSpec
-from omnistage.payload import MultimodalPayload
-from omnistage.stages.base import InputChunk, StageRequest
+from omnistage.stages.base import InputChunk, Produced, StageRequest
 
-__all__ = [
-    "BATCHING",
-    "Capabilities",
-    "DiffusionModel",
-    "Produced",
-    "PROGRESS_PORT",
-    "PARTIAL_PORT",
-    "Preview",
-]
+__all__ = ["BATCHING", "Capabilities", "DiffusionModel", "PARTIAL_PORT", "PROGRESS_PORT", "Preview", "Produced"]
 
 S = TypeVar("S")
 
@@ -43,14 +34,6 @@ BATCHING = OptionSpec(
     choices=("step", "request"),
     help="step: requests join and leave between steps; request: a batch runs to its end before the next one starts",
 )
-
-
-class Produced(msgspec.Struct, kw_only=True):
-    """A chunk for one output port."""
-
-    port: str
-    payload: MultimodalPayload
-    final: bool = False
 
 
 Preview = Callable[[], Produced]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omnistage.errors import RequestError
+from omnistage.errors import RequestError, field_of
 
 P = TypeVar("P", bound=msgspec.Struct)
 
@@ -27,11 +27,5 @@ def read_parameters(struct: type[P], given: Mapping[str, Any], *, hidden: frozen
     try:
         return msgspec.convert(dict(given), struct)
     except msgspec.ValidationError as error:
-        path = _path_in(str(error))
+        path = field_of(error)
         raise RequestError(f"{path or 'parameters'}: {error}", param=path) from None
-
-
-def _path_in(message: str) -> str | None:
-    """ "width" from a msgspec message such as "Expected `int`, got `str` - at `$.width`"."""
-    _, at, path = message.rpartition("`$.")
-    return path.rstrip("`") if at else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 from time import monotonic
@@ -25,6 +26,7 @@ from omnistage.stages.generation.model import GenerationModel, Produced
 S = TypeVar("S")
 
 
+@dataclass(slots=True, eq=False)
 class _Entry(Generic[S]):
     """One request: its model state and what the scheduler knows. Times in seconds (monotonic).
 
@@ -32,30 +34,16 @@ class _Entry(Generic[S]):
     sound it gave has been played, if it is played from the first packet on without a stop.
     """
 
-    __slots__ = (
-        "chunks_out",
-        "compute_s",
-        "due",
-        "held",
-        "queue_s",
-        "ready_since",
-        "request",
-        "state",
-        "steps",
-        "ticket",
-    )
-
-    def __init__(self, request: StageRequest, state: S) -> None:
-        self.request = request
-        self.state = state
-        self.held = False
-        self.ticket = 0
-        self.ready_since = 0.0
-        self.queue_s = 0.0
-        self.compute_s = 0.0
-        self.steps = 0
-        self.chunks_out = 0
-        self.due = inf
+    request: StageRequest
+    state: S
+    held: bool = False
+    ticket: int = 0
+    ready_since: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    steps: int = 0
+    chunks_out: int = 0
+    due: float = inf
 
 
 class GenerationEngine(Generic[S]):

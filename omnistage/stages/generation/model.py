@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-import msgspec
-
-from omnistage.payload import MultimodalPayload
 from omnistage.request import StageMetrics
-from omnistage.stages.base import InputChunk, StageRequest
+from omnistage.stages.base import InputChunk, Produced, StageRequest
+
+__all__ = ["GenerationModel", "Produced"]
 
 S = TypeVar("S")
-
-
-class Produced(msgspec.Struct, kw_only=True):
-    """A chunk for one output port."""
-
-    port: str
-    payload: MultimodalPayload
-    final: bool = False
 
 
 class GenerationModel(Protocol[S]):

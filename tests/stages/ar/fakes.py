@@ -21,7 +21,7 @@ from omnistage.stages.ar.model import (
     ContentSpan,
     Emitted,
     Event,
-    Output,
+    Produced,
     Prompt,
     Sampled,
     Sequence,
@@ -132,7 +132,7 @@ class PagedFake:
         seq.state.closed = stop or event.finish is not None
         token_ids = [] if event.sampled is None else [event.sampled.token]
         payload = MultimodalPayload.text("", token_ids=token_ids, generated=event.generated)
-        return Emitted((Output(port="text", payload=payload, final=seq.state.closed),), stop=stop)
+        return Emitted((Produced(port="text", payload=payload, final=seq.state.closed),), stop=stop)
 
     def close(self, seq: Sequence[FakeState]) -> None:
         assert seq.request_id not in self.closed, "closed twice"

@@ -17,7 +17,7 @@ from omnistage.ops.paged_attention import AttentionPlan
 from omnistage.payload import MultimodalPayload
 from omnistage.sampling import SamplingParams
 from omnistage.stages.ar.engine import AREngine
-from omnistage.stages.ar.model import Constraint, Emitted, Event, Output, Prompt, Sequence, Work
+from omnistage.stages.ar.model import Constraint, Emitted, Event, Produced, Prompt, Sequence, Work
 from omnistage.stages.ar.text_model import CausalTextModel, TextState
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
@@ -86,7 +86,7 @@ class Talker:
         seq.state.generated = event.generated
         token_ids = [event.sampled.token] if event.sampled else []
         payload = MultimodalPayload(meta={"token_ids": token_ids})
-        return Emitted((Output(port="codes", payload=payload, final=event.finish is not None),))
+        return Emitted((Produced(port="codes", payload=payload, final=event.finish is not None),))
 
     def close(self, state: RowState) -> None:
         state.upstream.clear()
@@ -167,7 +167,7 @@ class HandingOver(CausalTextModel):
             return Emitted()
         rows = memory.handoff(0, seq.prompt_len).numpy()
         keys_values = memory.keys_values(0, seq.prompt_len).numpy()
-        return Emitted((Output(port="rows", payload=MultimodalPayload.of(rows=rows, kv=keys_values), final=True),))
+        return Emitted((Produced(port="rows", payload=MultimodalPayload.of(rows=rows, kv=keys_values), final=True),))
 
 
 def hand_over(engine: AREngine[Any], tokens: list[int]) -> dict[str, np.ndarray[Any, Any]]:
