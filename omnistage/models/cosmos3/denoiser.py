@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from omnistage.models.cosmos3.layout import Layout
 from omnistage.models.cosmos3.reasoner import TextKV, rotate
+from omnistage.models.cosmos3.steady import make_steady
 from omnistage.ops.packed_attention import Backend, Prefix, packed_attention
-from omnistage.ops.steady import make_steady
 from omnistage.ops.step_cache import CachedStack, CacheMemory, CacheTurn, Selection
 
 # Cosines and sines of the text rows, then of the generation rows.

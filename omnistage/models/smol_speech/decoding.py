@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from omnistage.stages.generation.packed import Carry
+from omnistage.models.smol_speech.packed import Carry
 
 Array = npt.NDArray[Any]
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from omnistage.models.smol_speech.decoding import Decoded, Part, Stream, frame_noise
-from omnistage.stages.generation.packed import Flow, Packed, PackedConv
+from omnistage.models.smol_speech.packed import Flow, Packed, PackedConv
 
 Array = npt.NDArray[Any]
 

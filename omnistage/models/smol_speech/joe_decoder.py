@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from omnistage.models.smol_speech.decoding import Decoded, Part, Stream
-from omnistage.stages.generation.packed import Flow, Packed, PackedConv, PackedSum, PackedUpsample
+from omnistage.models.smol_speech.packed import Flow, Packed, PackedConv, PackedSum, PackedUpsample
 
 Array = npt.NDArray[Any]
 

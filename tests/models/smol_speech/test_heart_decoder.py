@@ -15,6 +15,7 @@ from hibari import dsp
 from onnx import helper, numpy_helper
 from onnx.utils import extract_model
 
+from omnistage.models.smol_speech import packed
 from omnistage.models.smol_speech.artefacts import HEART, heart_source
 from omnistage.models.smol_speech.code2wav import Code2Wav
 from omnistage.models.smol_speech.convert_names import HEART_FRAMES
@@ -23,7 +24,6 @@ from omnistage.models.smol_speech.fronts import Utterance
 from omnistage.models.smol_speech.heart_decoder import BINS, HeartDecoder, framed_pulses, pulse_train, synthesise
 from omnistage.models.smol_speech.phonemes import Phonemizer
 from omnistage.models.smol_speech.talker import Talker
-from omnistage.stages.generation import packed
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from omnistage.stages.generation.packed import Carry, Flow, Packed, PackedConv, PackedSum, PackedUpsample
+from omnistage.models.smol_speech.packed import Carry, Flow, Packed, PackedConv, PackedSum, PackedUpsample
 
 torch.set_num_threads(1)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from omnistage.ops.steady import MIN_ROWS, SteadyLinear, SteadySiLU, make_steady
+from omnistage.models.cosmos3.steady import MIN_ROWS, SteadyLinear, SteadySiLU, make_steady
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 15, MIN_ROWS - 1, MIN_ROWS, MIN_ROWS + 1])
