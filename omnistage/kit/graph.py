@@ -52,7 +52,7 @@ def pipeline(
     specs = tuple([_spec(each) for each in stages])
     rates = [port.meta["sample_rate"] for each in stages for port in each.gives.values() if port.type == "audio"]
     planner = _Planner(name, stages, edges)
-    speaks = "audio" in planner.outputs and any(port.is_text for port in planner.inputs.values())
+    speaks = planner.speaks
     return KitPipeline(
         name=name,
         variants={"default": Variant(stages=specs, edges=tuple(edges))},
@@ -94,25 +94,25 @@ def _inner_edges(name: str, stages: tuple[Stage, ...], join: dict[str, str]) -> 
 def _client_edges(
     name: str, stages: tuple[Stage, ...], inner: list[EdgeSpec], outputs: tuple[str, ...]
 ) -> list[EdgeSpec]:
-    fed = {edge.target for edge in inner}
-    read = {edge.source for edge in inner}
-    edges = [
-        EdgeSpec(f"{CLIENT}.{port}", f"{stage.name}.{port}")
-        for stage in stages
-        for port in stage.takes
-        if f"{stage.name}.{port}" not in fed
-    ]
-    given = {f"{stage.name}.{name}": (name, port) for stage in stages for name, port in stage.gives.items()}
-    for source in outputs:
-        if source not in given:
-            raise ConfigError(f"pipeline {name}: outputs: there is no output {source!r}; those are {', '.join(given)}")
-    for source, (port_name, port) in given.items():
-        if source not in read or source in outputs:
-            target = f"{CLIENT}.{port.type if port.type in _MODALITIES else port_name}"
-            if target in [edge.target for edge in edges]:
-                raise ConfigError(f"pipeline {name}: {source} is a second output {target!r}; feed it to a stage")
-            edges.append(EdgeSpec(source, target))
-    return edges
+    fed, read = {edge.target for edge in inner}, {edge.source for edge in inner}
+    taken = [(port, f"{stage.name}.{port}") for stage in stages for port in stage.takes]
+    edges = [EdgeSpec(f"{CLIENT}.{port}", target) for port, target in taken if target not in fed]
+    given = {f"{stage.name}.{port}": (port, kind.type) for stage in stages for port, kind in stage.gives.items()}
+    unknown = next((source for source in outputs if source not in given), None)
+    if unknown is not None:
+        raise ConfigError(f"pipeline {name}: outputs: there is no output {unknown!r}; those are {', '.join(given)}")
+    return edges + _output_edges(name, {s: each for s, each in given.items() if s not in read or s in outputs})
+
+
+def _output_edges(name: str, given: Mapping[str, tuple[str, str]]) -> list[EdgeSpec]:
+    """The edges of outputs ("stage.port": port and type) to the client."""
+    edges: dict[str, EdgeSpec] = {}
+    for source, (port, kind) in given.items():
+        target = f"{CLIENT}.{kind if kind in _MODALITIES else port}"
+        if target in edges:
+            raise ConfigError(f"pipeline {name}: {source} is a second output {target!r}; feed it to a stage")
+        edges[target] = EdgeSpec(source, target)
+    return list(edges.values())
 
 
 class _Planner:
@@ -128,6 +128,11 @@ class _Planner:
             if edge.source_stage == CLIENT and edge.target_stage in self._stages
         }
         self.outputs = {edge.target_port: edge.source_stage for edge in edges if edge.target_stage == CLIENT}
+
+    @property
+    def speaks(self) -> bool:
+        """Text in, sound out."""
+        return "audio" in self.outputs and any(port.is_text for port in self.inputs.values())
 
     def plan(self, request: OmniRequest, media: dict[str, MultimodalPayload], config: OmniConfig) -> RequestPlan:
         """See `Planner`."""

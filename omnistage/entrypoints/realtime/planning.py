@@ -18,10 +18,7 @@ from omnistage.tools import tool_use
 
 def plan_response(state: ServerState, session: Session, fields: ResponseFields, items: list[Item]) -> ResponsePlan:
     """Raises Refusal or RequestError when the response cannot be given as asked; `items` are what it answers."""
-    modality = (fields.output_modalities or session.output_modalities)[0]
-    if modality not in state.capabilities.output_modalities:
-        message = f"response.output_modalities: {modality!r} is not offered by this model"
-        raise Refusal("invalid_value", message, "response.output_modalities")
+    modality = _modality(state, session, fields)
     instructions = session.instructions if fields.instructions is None else fields.instructions
     messages, media = engine_messages(instructions, items, state.limits.max_input_chars)
     if all(message["role"] == "system" for message in messages):
@@ -54,6 +51,14 @@ def plan_response(state: ServerState, session: Session, fields: ResponseFields, 
         text_stages=state.capabilities.text_stages,
         sample_rate=state.sample_rate,
     )
+
+
+def _modality(state: ServerState, session: Session, fields: ResponseFields) -> str:
+    modality = (fields.output_modalities or session.output_modalities)[0]
+    if modality not in state.capabilities.output_modalities:
+        message = f"response.output_modalities: {modality!r} is not offered by this model"
+        raise Refusal("invalid_value", message, "response.output_modalities")
+    return modality
 
 
 def _tools(session: Session, fields: ResponseFields) -> dict[str, Any]:

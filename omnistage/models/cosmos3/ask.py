@@ -303,15 +303,19 @@ def _check_exclusive(params: CosmosParams) -> None:
         raise RequestError("give image or video, not both", param="video")
     controls = [port for port in media if port.startswith("control_")]
     if not controls:
-        defaults = CosmosParams(prompt="")
-        for name in ("num_video_frames_per_chunk", "num_conditional_frames", "num_first_chunk_conditional_frames"):
-            if msgspec.structs.asdict(params)[name] != msgspec.structs.asdict(defaults)[name]:
-                raise RequestError(f"{name} needs control_videos", param=name)
-        if params.control_guidance != 1.0 or params.guidance_interval or params.control_guidance_interval:
-            raise RequestError("control_guidance and guidance intervals need control_videos", param="control_guidance")
-        return
-    if params.action is not None or "image" in media or params.enable_sound:
+        _check_uncontrolled(params)
+    elif params.action is not None or "image" in media or params.enable_sound:
         raise RequestError("control_videos take no action, image or sound", param="control_videos")
+
+
+def _check_uncontrolled(params: CosmosParams) -> None:
+    """Without control videos there is nothing to say about them."""
+    given, usual = msgspec.structs.asdict(params), msgspec.structs.asdict(CosmosParams(prompt=""))
+    for name in ("num_video_frames_per_chunk", "num_conditional_frames", "num_first_chunk_conditional_frames"):
+        if given[name] != usual[name]:
+            raise RequestError(f"{name} needs control_videos", param=name)
+    if params.control_guidance != 1.0 or params.guidance_interval or params.control_guidance_interval:
+        raise RequestError("control_guidance and guidance intervals need control_videos", param="control_guidance")
 
 
 def _check_distilled(params: CosmosParams, checkpoint: Checkpoint) -> None:

@@ -57,8 +57,7 @@ class Checkpoint:
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Raises ConfigError naming the component whose configuration is missing, broken or of an unknown kind."""
-    index = _read(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
-    modular = _read(folder / "modular_model_index.json") if (folder / "modular_model_index.json").is_file() else {}
+    index, modular = _optional(folder / "model_index.json"), _optional(folder / "modular_model_index.json")
     if not index and not modular:
         raise ConfigError("cosmos3: the folder has neither model_index.json nor modular_model_index.json")
     switches = modular | index
@@ -110,6 +109,10 @@ def _component(folder: Path, name: str, expected: str) -> dict[str, Any]:
     if config.get("_class_name", expected) != expected:
         raise ConfigError(f"cosmos3: component {name} is a {config['_class_name']}, not a {expected}")
     return config
+
+
+def _optional(file: Path) -> dict[str, Any]:
+    return _read(file) if file.is_file() else {}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -134,16 +134,16 @@ class _Media:
         return rest
 
     def _put(self, port: str, array: Array, param: str) -> None:
+        pixels = array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[-1] == 3
         if port.startswith(START):
             ok, want = array.dtype.kind == "f", "float latents"
             array = array.astype(np.float32)
         elif port == "actions":
             ok, want = array.ndim == 2 and array.dtype.kind == "f", "float [steps, width]"
         elif port == "image":
-            ok = array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[-1] == 3 and array.size > 0
-            ok, want = ok and (array.ndim == 3 or len(array) == 1), "one picture, uint8 [H, W, 3]"
+            ok, want = pixels and (array.ndim == 3 or len(array) == 1), "one picture, uint8 [H, W, 3]"
         else:
-            ok, want = array.dtype == np.uint8 and array.ndim == 4 and array.shape[-1] == 3, "uint8 [T, H, W, 3]"
+            ok, want = pixels and array.ndim == 4, "uint8 [T, H, W, 3]"
         if not ok or array.size == 0:
             raise RequestError(f"{param}: {want} was expected, not {array.dtype} {list(array.shape)}", param=param)
         self.inputs.append(ClientInput(port=port, payload=MultimodalPayload.of({}, **{port: array})))

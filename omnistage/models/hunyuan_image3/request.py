@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ _THINKING = ("think", "recaption", "think_recaption")
 _TEXT_PARTS = ("text", "input_text")
 _RECAPTION = "en_recaption"
 
+T = TypeVar("T")
 Side = Annotated[int, msgspec.Meta(ge=16, le=1 << 15)]
 
 
@@ -83,11 +84,11 @@ def read_request(
     bot_task = given.bot_task or _usual_task(checkpoint, leads=leads, thinks=thinks)
     size = _size(given, checkpoint, thinks=thinks)
     task = _task(bot_task, leads=leads, auto_size=size is None)
-    drop_think = checkpoint.defaults.drop_think if given.drop_think is None else given.drop_think
-    system, drawing_system = _systems(given, said.system, bot_task, checkpoint, drop_think=drop_think)
     defaults = checkpoint.defaults
+    drop_think = _given_or(given.drop_think, defaults.drop_think)
+    system, drawing_system = _systems(given, said.system, bot_task, checkpoint, drop_think=drop_think)
     ask = Ask(
-        template=given.sequence_template or defaults.template,
+        template=_given_or(given.sequence_template, defaults.template),
         turns=turns,
         task=task,
         draws=leads,
@@ -95,15 +96,19 @@ def read_request(
         drawing_system=drawing_system,
         pictures=tuple((tensor.shape[0], tensor.shape[1]) for tensor in said.pictures.values()),
         size=size,
-        steps=given.num_inference_steps or defaults.steps,
-        guidance=defaults.guidance if given.guidance_scale is None else given.guidance_scale,
-        flow_shift=given.flow_shift or defaults.flow_shift,
+        steps=_given_or(given.num_inference_steps, defaults.steps),
+        guidance=_given_or(given.guidance_scale, defaults.guidance),
+        flow_shift=_given_or(given.flow_shift, defaults.flow_shift),
         drop_think=drop_think,
         handover=deployment.handover and bool(task) and draws,
         partial_images=given.partial_images,
         cache_salt=given.cache_salt,
     )
     return Reading(ask, said.pictures, outputs)
+
+
+def _given_or(given: T | None, default: T) -> T:
+    return default if given is None else given
 
 
 def _outputs(request: OmniRequest, given: Given, deployment: Deployment) -> tuple[str, ...]:
@@ -163,17 +168,7 @@ def _systems(
     given: Given, said: str | None, bot_task: str, checkpoint: Checkpoint, *, drop_think: bool
 ) -> tuple[str | None, str | None]:
     """The system prompt of the text stage and that of the drawing stage."""
-    kind, text = given.use_system_prompt, given.system_prompt
-    if text is not None and kind is None:
-        kind, text = (text, None) if text in TYPES else ("custom", text)
-    if said is not None:
-        if kind is not None:
-            raise RequestError("give the system prompt as a message or as a parameter, not both", param="system_prompt")
-        kind, text = "custom", said
-    elif text is not None and kind not in ("custom", "dynamic"):
-        raise RequestError(f"use_system_prompt {kind!r} takes no system_prompt text", param="system_prompt")
-    elif kind == "custom" and text is None:
-        raise RequestError("use_system_prompt custom needs the text as system_prompt", param="system_prompt")
+    kind, text = _wanted_system(given, said)
     folder = checkpoint.folder
     system = system_prompt_of(folder, kind or checkpoint.defaults.system_prompt, bot_task, text)
     drawing = system
@@ -182,6 +177,22 @@ def _systems(
     if checkpoint.defaults.template == "instruct":
         system, drawing = (part.strip() if part else part for part in (system, drawing))
     return system or None, drawing or None
+
+
+def _wanted_system(given: Given, said: str | None) -> tuple[str | None, str | None]:
+    """Type and text of the system prompt that a request asks for, as a parameter or as what a message `said`."""
+    kind, text = given.use_system_prompt, given.system_prompt
+    if text is not None and kind is None:
+        kind, text = (text, None) if text in TYPES else ("custom", text)
+    if said is not None:
+        if kind is not None:
+            raise RequestError("give the system prompt as a message or as a parameter, not both", param="system_prompt")
+        return "custom", said
+    if text is not None and kind not in ("custom", "dynamic"):
+        raise RequestError(f"use_system_prompt {kind!r} takes no system_prompt text", param="system_prompt")
+    if kind == "custom" and text is None:
+        raise RequestError("use_system_prompt custom needs the text as system_prompt", param="system_prompt")
+    return kind, text
 
 
 class _Conversation:
@@ -200,11 +211,10 @@ class _Conversation:
             raise RequestError("give one of prompt and messages", param="prompt")
         references = [self._picture(image, f"images[{index}]") for index, image in enumerate(images or [])]
         if request.prompt is not None:
-            turns = [Turn("user", (*references, Part(text=request.prompt)))]
+            turns = [Turn("user", (Part(text=request.prompt),))]
         else:
             turns = self._messages(request.messages or [])
-            if references:
-                turns[-1] = Turn("user", (*references, *turns[-1].parts))
+        turns[-1] = Turn("user", (*references, *turns[-1].parts))
         if self._left:
             raise RequestError("the request holds media that nothing names", param=sorted(self._left)[0])
         if not any(part.text or part.picture is not None for part in turns[-1].parts):
@@ -252,16 +262,22 @@ class _Conversation:
         payload = self._media.get(key) if isinstance(key, str) else None
         if payload is None or not isinstance(key, str):
             raise RequestError(f"{param}: a picture was expected", param=param)
-        tensor = payload.tensors.get("image")
-        if tensor is not None and len(tensor.shape) == 4 and tensor.shape[0] == 1:
-            tensor = Tensor(tensor.dtype, tensor.array[0])
-        if tensor is None or tensor.dtype != "uint8" or len(tensor.shape) != 3 or tensor.shape[2] != 3:
-            raise RequestError(f"{param}: one picture, uint8 [H, W, 3], was expected", param=param)
-        if not tensor.nbytes:
-            raise RequestError(f"{param}: the picture has no pixels", param=param)
+        tensor = _one_picture(payload, param)
         if len(self.pictures) == MAX_PICTURES:
             raise RequestError(f"more than {MAX_PICTURES} pictures", param=param)
         self._left.discard(key)
         number = len(self.pictures)
         self.pictures[str(number)] = tensor
         return Part(picture=number)
+
+
+def _one_picture(payload: MultimodalPayload, param: str) -> Tensor:
+    """uint8 [H, W, 3]. Raises RequestError."""
+    tensor = payload.tensors.get("image")
+    if tensor is not None and len(tensor.shape) == 4 and tensor.shape[0] == 1:
+        tensor = Tensor(tensor.dtype, tensor.array[0])
+    if tensor is None or tensor.dtype != "uint8" or len(tensor.shape) != 3 or tensor.shape[2] != 3:
+        raise RequestError(f"{param}: one picture, uint8 [H, W, 3], was expected", param=param)
+    if not tensor.nbytes:
+        raise RequestError(f"{param}: the picture has no pixels", param=param)
+    return tensor

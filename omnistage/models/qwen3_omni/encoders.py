@@ -123,15 +123,18 @@ class Encoders:
             medium.encoded = medium.encoded or self.cache.find(medium.key)
             if medium.encoded is None:
                 wanted.setdefault(medium.key, medium)
-        self._encode_pictures([medium for medium in wanted.values() if medium.kind != "audio"])
-        sounds = [medium for medium in wanted.values() if medium.kind == "audio"]
-        for padding in {medium.padding for medium in sounds}:
-            self._encode_sounds([medium for medium in sounds if medium.padding == padding], padding)
+        self._compute(list(wanted.values()))
         for medium in wanted.values():
             if medium.encoded is not None:
                 self.cache.keep(medium.key, medium.encoded)
         for medium in media:
             medium.encoded = medium.encoded or wanted[medium.key].encoded
+
+    def _compute(self, media: list[Medium]) -> None:
+        self._encode_pictures([medium for medium in media if medium.kind != "audio"])
+        sounds = [medium for medium in media if medium.kind == "audio"]
+        for padding in {medium.padding for medium in sounds}:
+            self._encode_sounds([medium for medium in sounds if medium.padding == padding], padding)
 
     def _encode_pictures(self, media: list[Medium]) -> None:
         if not media:

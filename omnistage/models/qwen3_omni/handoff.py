@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from omnistage.errors import RequestError
+from omnistage.models.qwen3_omni.encoders import Medium
 from omnistage.models.qwen3_omni.prompt import ThinkerPrompt
 
 PORT = "speech"
@@ -63,34 +64,44 @@ class Speech:
 def speech_of(prompt: ThinkerPrompt, roles: TokenRoles) -> Speech:
     """Raises RequestError when the prompt opens no answer."""
     ids = prompt.ids
-    starts = [index for index, token in enumerate(ids) if token == roles.start]
-    heads = [start for start in starts if start + 1 < len(ids) and ids[start + 1] == roles.assistant]
-    if not heads or len(ids) < heads[-1] + _HEAD:
+    segments = _segments(ids, roles.start)
+    answer = next((start for start, _, role in reversed(segments) if role == roles.assistant), None)
+    if answer is None or len(ids) < answer + _HEAD:
         raise RequestError("speech needs a prompt that opens an assistant turn", param="raw_prompt")
-    kept = _user_positions(ids, starts, roles.user)
+    kept = [position for start, stop, role in segments if role == roles.user for position in range(start, stop)]
+    spoken, rows = _spoken(prompt, kept, ids[answer : answer + _HEAD])
+    return Speech(spoken, rows, ids[answer + _HEAD :])
+
+
+def _segments(ids: Sequence[int], start_id: int) -> list[tuple[int, int, int | None]]:
+    """From one start token to the next: first position, position behind the last, second token (the role)."""
+    starts = [index for index, token in enumerate(ids) if token == start_id]
+    ends = [*starts[1:], len(ids)]
+    return [
+        (start, stop, ids[start + 1] if start + 1 < len(ids) else None)
+        for start, stop in zip(starts, ends[: len(starts)], strict=True)
+    ]
+
+
+def _spoken(prompt: ThinkerPrompt, kept: list[int], head: list[int]) -> tuple[SpokenPrompt, list[int]]:
+    """What the talker sees of the positions `kept`, and those of them whose hidden rows it needs."""
     place_of = {position: place for place, position in enumerate(kept)}
     seen = [medium for medium in prompt.media if medium.start in place_of]
     rows = sorted(position for medium in seen for position in medium.positions.tolist())
-    videos = [medium for medium in seen if medium.kind == "video"]
     spoken = SpokenPrompt(
-        ids=[ids[position] for position in kept],
+        ids=[prompt.ids[position] for position in kept],
         places=[place_of[position] for position in rows],
-        head=ids[heads[-1] : heads[-1] + _HEAD],
-        image_grids=[list(medium.grid) for medium in seen if medium.kind == "image"],
-        video_grids=[list(medium.grid) for medium in videos],
-        video_seconds=[medium.seconds for medium in videos],
+        head=head,
+        image_grids=_grids(seen, "image"),
+        video_grids=_grids(seen, "video"),
+        video_seconds=[medium.seconds for medium in seen if medium.kind == "video"],
         sounds=[medium.features.shape[1] for medium in seen if medium.kind == "audio"],
     )
-    return Speech(spoken, rows, ids[heads[-1] + _HEAD :])
+    return spoken, rows
 
 
-def _user_positions(ids: Sequence[int], starts: Sequence[int], user: int) -> list[int]:
-    """Positions of the segments (from one start token to the next) whose second token is the user's role."""
-    kept: list[int] = []
-    for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
-        if start + 1 < len(ids) and ids[start + 1] == user:
-            kept += range(start, stop)
-    return kept
+def _grids(media: list[Medium], kind: str) -> list[list[int]]:
+    return [list(medium.grid) for medium in media if medium.kind == kind]
 
 
 class SpokenTokens:

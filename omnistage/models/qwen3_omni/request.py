@@ -61,18 +61,15 @@ def validate(request: OmniRequest, *, speaks: bool) -> tuple[str, ...]:
             )
     if request.tools and "audio" in asked:
         raise RequestError('tools: calls are not spoken; ask for modalities ["text"]', param="tools")
-    given = [
-        name
-        for name, value in (
-            ("prompt", request.prompt),
-            ("raw_prompt", request.raw_prompt),
-            ("messages", request.messages),
-        )
-        if value is not None
-    ]
+    _check_source(request)
+    return tuple(modality for modality in known if modality in asked)
+
+
+def _check_source(request: OmniRequest) -> None:
+    sources = {"prompt": request.prompt, "raw_prompt": request.raw_prompt, "messages": request.messages}
+    given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
         raise RequestError("give exactly one of prompt, raw_prompt, messages", param=given[-1] if given else "messages")
-    return tuple(modality for modality in known if modality in asked)
 
 
 def conversation(request: OmniRequest) -> list[dict[str, Any]]:
