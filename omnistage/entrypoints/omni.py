@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -115,9 +114,7 @@ class AsyncOmni:
         await self.engine.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.engine.stop()
 
     def generate(
@@ -185,14 +182,14 @@ class Omni:
         every event."""
         single = isinstance(requests, (str, Mapping, OmniRequest))
         asks: list[Ask] = [requests] if single else list(requests)  # type: ignore[list-item,arg-type]
-        results: list[OmniResult] = self._call(self._all(asks, on_output))
+        return self.generate_lines([self._omni.line(ask, None) for ask in asks], on_output)
+
+    def generate_lines(self, lines: list[Line], on_output: OnOutput | None = None) -> list[OmniResult]:
+        """The same for parsed lines."""
+        results: list[OmniResult] = self._call(self._all(lines, on_output))
         return results
 
-    async def _all(
-        self, asks: list[Ask], on_output: OnOutput | None, media: dict[str, dict[str, MultimodalPayload]] | None = None
-    ) -> list[OmniResult]:
-        given = media or {}
-        lines = [self._omni.line(ask, given.get(ask.id) if isinstance(ask, OmniRequest) else None) for ask in asks]
+    async def _all(self, lines: list[Line], on_output: OnOutput | None) -> list[OmniResult]:
         places = asyncio.Semaphore(self._omni.config.limits.max_running)
         return list(await asyncio.gather(*(self._patiently(line, places, on_output) for line in lines)))
 
@@ -204,13 +201,6 @@ class Omni:
                 if result.error is None or result.error.code != ErrorCode.OVERLOADED:
                     return result
                 await asyncio.sleep(result.error.retry_after_s or RETRY_S)
-
-    def generate_lines(self, lines: list[Line], on_output: OnOutput) -> list[OmniResult]:
-        """The same for parsed lines."""
-        asks: list[Ask] = [line.request for line in lines]
-        media = {line.request.id: line.media for line in lines}
-        results: list[OmniResult] = self._call(self._all(asks, on_output, media))
-        return results
 
     def abort(self, request_id: str) -> bool:
         ended: bool = self._call(self._omni.abort(request_id))
@@ -229,7 +219,5 @@ class Omni:
     def __enter__(self) -> Omni:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

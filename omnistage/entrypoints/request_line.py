@@ -10,11 +10,9 @@ import msgspec
 import numpy as np
 
 from omnistage.config.model import LimitsConfig
-from omnistage.errors import RequestError
-from omnistage.media.audio_decode import decode_audio
+from omnistage.errors import RequestError, field_of
 from omnistage.media.data_url import decode_base64, decode_data_url
-from omnistage.media.image import decode_image
-from omnistage.media.video_payload import video_payload
+from omnistage.media.jobs import DecodeJob, MediaKind, decode
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
 
@@ -33,8 +31,10 @@ _PART_MEDIA = {
 # The media of an `action` parameter; given as numbers instead of a file, actions stay in place.
 _ACTION_MEDIA = {"image": "image", "video": "video", "raw_actions": "action"}
 
-# Parameters of diffusion models that bring latents to start from.
-_LATENTS = ("latents", "sound_latents", "audio_latents", "action_latents")
+# Parameters that are one medium; latents are what diffusion models start from.
+_PARAMETER_MEDIA = {"image": "image", "last_image": "image", "video": "video", "audio": "audio"} | dict.fromkeys(
+    ("latents", "sound_latents", "audio_latents", "action_latents"), "latents"
+)
 
 
 class Line(NamedTuple):
@@ -56,31 +56,12 @@ def parse_line(fields: Mapping[str, Any], limits: LimitsConfig, root: Path | Non
         known["messages"] = [reader.message(message) for message in known["messages"]]
     if isinstance(known.get("modalities"), list):
         known["modalities"] = tuple(known["modalities"])
-    for key in ("image", "last_image", "video", "audio"):
-        if isinstance(params.get(key), (str, Path)):
-            params[key] = {"media": reader.add(key, params[key], key)}
-    for key in _LATENTS:
-        if isinstance(params.get(key), (str, Path)):
-            params[key] = {"media": reader.add("latents", params[key], key)}
-    if isinstance(params.get("images"), list):
-        params["images"] = [reader.picture(item) for item in params["images"]]
-    if isinstance(params.get("references"), list):
-        params["references"] = [reader.reference(item) for item in params["references"]]
-    if isinstance(params.get("action"), Mapping):
-        params["action"] = reader.nested("action", params["action"], _ACTION_MEDIA)
-    if isinstance(params.get("control_videos"), Mapping):
-        videos = params["control_videos"]
-        params["control_videos"] = reader.nested("control_videos", videos, dict.fromkeys(videos, "video"))
+    read = {key: reader.parameter(key, value) for key, value in params.items()}
     try:
-        request = msgspec.convert(known | {"params": params}, OmniRequest)
+        request = msgspec.convert(known | {"params": read}, OmniRequest)
     except msgspec.ValidationError as error:
-        raise RequestError(str(error), param=_path_of(str(error))) from None
+        raise RequestError(str(error), param=field_of(error)) from None
     return Line(request, reader.media)
-
-
-def _path_of(message: str) -> str | None:
-    _, at, path = message.rpartition("`$.")
-    return path.rstrip("`") if at else None
 
 
 class _MediaReader:
@@ -107,12 +88,24 @@ class _MediaReader:
             source = source.get("url")
         return {"type": kind, "media": self.add(kind, source, "messages")}
 
-    def picture(self, item: Any) -> Any:
+    def parameter(self, key: str, value: Any) -> Any:
+        """A model parameter with the files that it names loaded."""
+        if key in _PARAMETER_MEDIA and isinstance(value, (str, Path)):
+            return {"media": self.add(_PARAMETER_MEDIA[key], value, key)}
+        if key in ("images", "references") and isinstance(value, list):
+            return [self._picture(item) if key == "images" else self._reference(item) for item in value]
+        if key == "action" and isinstance(value, Mapping):
+            return self._nested(key, value, _ACTION_MEDIA)
+        if key == "control_videos" and isinstance(value, Mapping):
+            return self._nested(key, value, dict.fromkeys(value, "video"))
+        return value
+
+    def _picture(self, item: Any) -> Any:
         """An entry of `images`: a path or URL, bare or under "image"."""
         source = item.get("image") if isinstance(item, Mapping) and "media" not in item else item
         return {"media": self.add("image", source, "images")} if isinstance(source, (str, Path)) else item
 
-    def reference(self, item: Any) -> Any:
+    def _reference(self, item: Any) -> Any:
         if not isinstance(item, Mapping):
             raise RequestError("each reference is a mapping with image, video or audio", param="references")
         return {
@@ -120,7 +113,7 @@ class _MediaReader:
             for key, value in item.items()
         }
 
-    def nested(self, param: str, fields: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
+    def _nested(self, param: str, fields: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
         """The fields of a parameter with the files among them loaded; `kinds` maps field names to media kinds."""
         return {
             key: {"media": self.add(kinds[key], value, param)}
@@ -131,7 +124,6 @@ class _MediaReader:
 
     def add(self, kind: str, source: Any, param: str) -> str:
         """Loads a medium from a path, a file URL or a data URL; returns its key in `media`."""
-        kind = "image" if kind == "last_image" else kind
         if not isinstance(source, (str, Path)):
             raise RequestError(f"{param}: a path or a data URL was expected", param=param)
         text = str(source)
@@ -159,13 +151,9 @@ class _MediaReader:
         return key
 
     def _decode(self, kind: str, data: bytes, param: str) -> MultimodalPayload:
-        limits = self._limits
-        if kind == "audio":
-            audio = decode_audio(data, limits.max_audio_s, param)
-            return MultimodalPayload.of({"sample_rate": audio.rate}, audio=audio.samples)
-        if kind == "image":
-            return MultimodalPayload.of(image=decode_image(data, limits.max_image_pixels, param))
-        return video_payload(data, limits, param, with_sound=self._hears_videos)
+        read: MediaKind = "audio" if kind == "audio" else "image" if kind == "image" else "video"
+        job = DecodeJob(kind=read, limits=self._limits, param=param, with_sound=self._hears_videos)
+        return decode(job, data)
 
 
 def _array_payload(kind: str, file: Path, param: str) -> MultimodalPayload:

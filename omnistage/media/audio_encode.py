@@ -92,37 +92,20 @@ def wav_header(rate: int, channels: int, data_bytes: int = UNKNOWN_SIZE) -> byte
 
 
 class PcmEncoder:
-    """s16le at 24 kHz."""
+    """s16le at `rate` Hz, behind a header."""
 
     inline = True
 
-    def __init__(self, rate: int, channels: int) -> None:
-        self.rate = PCM_RATE
-        self._channels = channels
-        self._resampler = Resampler(rate, PCM_RATE, channels)
-
-    def feed(self, samples: FloatAudio) -> bytes:
-        return to_s16le(self._resampler.feed(samples))
-
-    def finish(self) -> bytes:
-        return to_s16le(self._resampler.feed(np.zeros((self._channels, 0), np.float32), last=True))
-
-
-class WavEncoder:
-    """One header, then s16le at the source's rate. `total_samples` (per channel) gives exact sizes."""
-
-    inline = True
-
-    def __init__(self, rate: int, channels: int, total_samples: int | None = None) -> None:
+    def __init__(self, source_rate: int, rate: int, channels: int, header: bytes = b"") -> None:
         self.rate = rate
-        size = UNKNOWN_SIZE if total_samples is None else total_samples * channels * 2
-        self._header = wav_header(rate, channels, size)
+        self._header = header
+        self._resampler = Resampler(source_rate, rate, channels)
 
     def feed(self, samples: FloatAudio) -> bytes:
-        return self._take_header() + to_s16le(samples)
+        return self._take_header() + to_s16le(self._resampler.feed(samples))
 
     def finish(self) -> bytes:
-        return self._take_header()
+        return self._take_header() + to_s16le(self._resampler.flush())
 
     def _take_header(self) -> bytes:
         header, self._header = self._header, b""
@@ -176,7 +159,7 @@ class CodecEncoder:
         return self._take()
 
     def finish(self) -> bytes:
-        self._write(self._resampler.feed(np.zeros((self._channels, 0), np.float32), last=True))
+        self._write(self._resampler.flush())
         if self._pts == 0:
             # A muxer writes no valid file without a packet: one silent sample stands for "nothing was said".
             self._write(np.zeros((self._channels, 1), np.float32))
@@ -224,9 +207,10 @@ def _encoder(name: str, rate: int, channels: int, total_samples: int | None) -> 
             f"audio with {channels} channels cannot be encoded as {name}", code=ErrorCode.UNSUPPORTED_MEDIA
         )
     if name == "pcm":
-        return PcmEncoder(rate, channels)
+        return PcmEncoder(rate, PCM_RATE, channels)
     if name == "wav":
-        return WavEncoder(rate, channels, total_samples)
+        size = UNKNOWN_SIZE if total_samples is None else total_samples * channels * 2
+        return PcmEncoder(rate, rate, channels, wav_header(rate, channels, size))
     return CodecEncoder(AUDIO_FORMATS[name], rate, channels, whole=total_samples is not None)
 
 

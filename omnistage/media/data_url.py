@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from omnistage.errors import ErrorCode, RequestError
-from omnistage.media.errors import too_large
+from omnistage.media.errors import refused, too_large
 
 MAX_HEADER_CHARS = 256
 
@@ -18,18 +17,14 @@ def decode_base64(text: str, max_bytes: int, param: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise RequestError(f"{param}: not valid base64", param=param) from None
+        raise refused("not valid base64", param) from None
 
 
 def decode_data_url(url: str, max_bytes: int, param: str) -> bytes:
     """The bytes of a `data:<type>;base64,<data>` URL. Raises RequestError naming `param`; other URLs are refused."""
     if not url.startswith("data:"):
-        raise RequestError(
-            f"{param}: remote URLs are not fetched by this server; send a data: URL with base64 content",
-            code=ErrorCode.INVALID_REQUEST,
-            param=param,
-        )
+        raise refused("remote URLs are not fetched by this server; send a data: URL with base64 content", param)
     header, comma, body = url[: MAX_HEADER_CHARS + 1].partition(",")
     if not comma or not header.endswith(";base64"):
-        raise RequestError(f"{param}: a data URL must read data:<type>;base64,<data>", param=param)
+        raise refused("a data URL must read data:<type>;base64,<data>", param)
     return decode_base64(url[len(header) + 1 :] if body or len(url) > len(header) else "", max_bytes, param)

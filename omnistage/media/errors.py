@@ -37,3 +37,8 @@ def unsupported(message: str, param: str) -> RequestError:
 def too_large(message: str, param: str) -> RequestError:
     """The error for media beyond a limit."""
     return RequestError(f"{param}: {message}", code=ErrorCode.TOO_LARGE, param=param)
+
+
+def refused(message: str, param: str) -> RequestError:
+    """The error for media that this server does not take."""
+    return RequestError(f"{param}: {message}", param=param)

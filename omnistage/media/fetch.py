@@ -18,8 +18,7 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 
 from omnistage.config.model import MediaConfig
-from omnistage.errors import ErrorCode, RequestError
-from omnistage.media.errors import too_large
+from omnistage.media.errors import refused, too_large
 
 MAX_URL_CHARS = 2048
 READ_BYTES = 1 << 16
@@ -57,16 +56,16 @@ def is_public(address: Address) -> bool:
 def parse_target(url: str, param: str) -> Target:
     """Raises RequestError unless the URL is plain http or https on its usual port, in one reading only."""
     if len(url) > MAX_URL_CHARS or not _PRINTABLE.fullmatch(url):
-        raise _refused("the URL is too long or has characters that a URL must escape", param)
+        raise refused("the URL is too long or has characters that a URL must escape", param)
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise _refused("not a valid URL", param) from None
+        raise refused("not a valid URL", param) from None
     if parts.scheme not in PORTS or "@" in parts.netloc or parts.hostname is None:
-        raise _refused("only http and https URLs without user and password are fetched", param)
+        raise refused("only http and https URLs without user and password are fetched", param)
     if port not in (None, PORTS[parts.scheme]):
-        raise _refused("only the ports 80 (http) and 443 (https) are fetched from", param)
+        raise refused("only the ports 80 (http) and 443 (https) are fetched from", param)
     host = _checked_host(parts.hostname, bracketed=parts.netloc.startswith("["), param=param)
     query = f"?{parts.query}" if parts.query else ""
     return Target(parts.scheme, host, PORTS[parts.scheme], f"{parts.path or '/'}{query}")
@@ -78,15 +77,15 @@ def _checked_host(host: str, *, bracketed: bool, param: str) -> str:
         try:
             return str(ipaddress.IPv6Address(host))
         except ValueError:
-            raise _refused("not a valid host", param) from None
+            raise refused("not a valid host", param) from None
     last = host.rstrip(".").rpartition(".")[2]
     if last.isdigit() or last.startswith("0x"):
         try:
             return str(ipaddress.IPv4Address(host))
         except ValueError:
-            raise _refused("not a valid host", param) from None
+            raise refused("not a valid host", param) from None
     if not _NAME.fullmatch(host) or len(host) > 253:
-        raise _refused("not a valid host", param)
+        raise refused("not a valid host", param)
     return host
 
 
@@ -115,18 +114,18 @@ class Fetcher:
     def fetch(self, url: str, max_bytes: int, param: str) -> bytes:
         """The body of a URL, at most `max_bytes`. Blocking. Raises RequestError naming `param`."""
         if not self._config.remote:
-            raise _refused("remote URLs are not fetched by this server; send a data: URL with base64 content", param)
+            raise refused("remote URLs are not fetched by this server; send a data: URL with base64 content", param)
         deadline = time.monotonic() + self._config.fetch_timeout_s
         for _ in range(self._config.max_redirects + 1):
             target = parse_target(url, param)
             try:
                 found = self._get(target, (max_bytes, deadline), param)
             except (OSError, http.client.HTTPException, ValueError):
-                raise _refused("the URL could not be fetched", param) from None
+                raise refused("the URL could not be fetched", param) from None
             if isinstance(found, bytes):
                 return found
             url = urljoin(url, found)
-        raise _refused(f"more than {self._config.max_redirects} redirects", param)
+        raise refused(f"more than {self._config.max_redirects} redirects", param)
 
     def _get(self, target: Target, bounds: tuple[int, float], param: str) -> bytes | str:
         """The body, or where a redirect leads."""
@@ -142,10 +141,10 @@ class Fetcher:
         """A connection to an address that was checked, and to no other."""
         hosts = self._config.remote_hosts
         if hosts and target.host not in hosts:
-            raise _refused("this server does not fetch from that host", param)
+            raise refused("this server does not fetch from that host", param)
         addresses = self._resolve(target.host, target.port)
         if not addresses or not all(self._allowed(ipaddress.ip_address(each)) for each in addresses):
-            raise _refused("the URL leads to an address that is not public", param)
+            raise refused("the URL leads to an address that is not public", param)
         port = self._ports[target.scheme]
         sock = socket.create_connection((addresses[0], port), timeout=_left(deadline))
         if target.scheme == "http":
@@ -164,9 +163,9 @@ def _outcome(
     if response.status in _REDIRECTS and location:
         return location
     if response.status != 200:
-        raise _refused("the URL did not answer with 200", param)
+        raise refused("the URL did not answer with 200", param)
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise _refused("the URL answered with a content encoding that was not asked for", param)
+        raise refused("the URL answered with a content encoding that was not asked for", param)
     return _read(response, sock, bounds, param)
 
 
@@ -186,7 +185,7 @@ def _read(response: http.client.HTTPResponse, sock: socket.socket, bounds: tuple
             raise too_large(f"more than {max_bytes} bytes", param)
         parts.append(piece)
     if response.length:
-        raise _refused("the URL's answer ended too early", param)
+        raise refused("the URL's answer ended too early", param)
     return b"".join(parts)
 
 
@@ -196,7 +195,3 @@ def _left(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
-
-
-def _refused(message: str, param: str) -> RequestError:
-    return RequestError(f"{param}: {message}", code=ErrorCode.INVALID_REQUEST, param=param)

@@ -7,8 +7,7 @@ import stat
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from omnistage.errors import ErrorCode, RequestError
-from omnistage.media.errors import too_large
+from omnistage.media.errors import refused, too_large
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK the opening of a pipe would wait for its writer.
@@ -22,12 +21,12 @@ def read_file_url(url: str, root: str, max_bytes: int, param: str) -> bytes:
         with open(_open_below(root, inside), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise _refused("no such file below the media folder", param)
+                raise refused("no such file below the media folder", param)
             if status.st_size > max_bytes:
                 raise too_large(f"more than {max_bytes} bytes", param)
             return file.read(max_bytes)
     except (OSError, ValueError):  # ValueError: not a URL, or a name that no file can have
-        raise _refused("no such file below the media folder", param) from None
+        raise refused("no such file below the media folder", param) from None
 
 
 def _inside(url: str, root: str, param: str) -> tuple[str, ...]:
@@ -35,11 +34,11 @@ def _inside(url: str, root: str, param: str) -> tuple[str, ...]:
     parts = urlsplit(url)
     path = unquote(parts.path, errors="strict") if "%" in parts.path else parts.path
     if not root or parts.netloc not in ("", "localhost") or parts.query or parts.fragment or "\0" in path:
-        raise _refused("file URLs are not read by this server", param)
+        raise refused("file URLs are not read by this server", param)
     below = path.removeprefix(root.rstrip("/") + "/")
     components = tuple(below.split("/"))
     if below == path or any(part in ("", ".", "..") for part in components):
-        raise _refused("no such file below the media folder", param)
+        raise refused("no such file below the media folder", param)
     return components
 
 
@@ -54,7 +53,3 @@ def _open_below(root: str, components: tuple[str, ...]) -> int:
         return os.open(components[-1], _FILE, dir_fd=folder)
     finally:
         os.close(folder)
-
-
-def _refused(message: str, param: str) -> RequestError:
-    return RequestError(f"{param}: {message}", code=ErrorCode.INVALID_REQUEST, param=param)

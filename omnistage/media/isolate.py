@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Protocol
 
 import msgspec
 
@@ -17,32 +16,9 @@ from omnistage.config.model import MediaConfig
 from omnistage.errors import ErrorCode, OmniError
 from omnistage.media.child import MAX_MESSAGE_BYTES, DecodeAnswer, memory_file
 from omnistage.media.errors import unsupported
-from omnistage.media.jobs import DecodeJob, decode
+from omnistage.media.jobs import DecodeJob
 from omnistage.media.pool import MediaPool
 from omnistage.payload import MultimodalPayload, PayloadHeader, read_payload
-
-
-class Decoder(Protocol):
-    """Decodes files off the event loop."""
-
-    async def decode(self, job: DecodeJob, data: bytes) -> MultimodalPayload:
-        """See `omnistage.media.jobs.decode`."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class ThreadDecoder:
-    """Decodes in the threads of a pool, which the caller closes."""
-
-    def __init__(self, pool: MediaPool) -> None:
-        self._pool = pool
-
-    async def decode(self, job: DecodeJob, data: bytes) -> MultimodalPayload:
-        return await self._pool.run(decode, job, data)
-
-    def close(self) -> None:
-        """Holds nothing."""
 
 
 class ChildDecoder:
@@ -62,6 +38,7 @@ class ChildDecoder:
         return sorted(child.pid for child in self._children)
 
     async def decode(self, job: DecodeJob, data: bytes) -> MultimodalPayload:
+        """See `omnistage.media.jobs.decode`."""
         child = await self._idle.get()
         if not child.alive:  # it died while it had nothing to do
             child = self._replaced(child)

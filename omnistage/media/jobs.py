@@ -9,7 +9,8 @@ import msgspec
 from omnistage.config.model import LimitsConfig
 from omnistage.media.audio_decode import decode_audio
 from omnistage.media.image import decode_image
-from omnistage.media.video_payload import video_payload
+from omnistage.media.sound_track import decode_sound_track
+from omnistage.media.video import decode_video
 from omnistage.payload import MultimodalPayload
 
 MediaKind = Literal["audio", "image", "video"]
@@ -26,10 +27,15 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 def decode(job: DecodeJob, data: bytes) -> MultimodalPayload:
     """The file as the engine takes it: "audio" float32 [channels, samples] with meta sample_rate, "image" uint8
-    [H, W, 3], "video" uint8 [T, H, W, 3] with meta fps. Raises RequestError naming the job's `param`."""
+    [H, W, 3], "video" uint8 [T, H, W, 3] with meta fps and, with its sound, the "audio" of its track if it has one.
+    Raises RequestError naming the job's `param`."""
     if job.kind == "audio":
         sound = decode_audio(data, job.limits.max_audio_s, job.param)
         return MultimodalPayload.of({"sample_rate": sound.rate}, audio=sound.samples)
     if job.kind == "image":
         return MultimodalPayload.of(image=decode_image(data, job.limits.max_image_pixels, job.param))
-    return video_payload(data, job.limits, job.param, with_sound=job.with_sound)
+    video = decode_video(data, job.limits.max_video_frames, job.limits.max_image_pixels, job.param)
+    track = decode_sound_track(data, job.limits.max_audio_s, job.param) if job.with_sound else None
+    if track is None:
+        return MultimodalPayload.of({"fps": video.fps}, video=video.frames)
+    return MultimodalPayload.of({"fps": video.fps, "sample_rate": track.rate}, video=video.frames, audio=track.samples)

@@ -37,3 +37,7 @@ class Resampler:
         piece = np.ascontiguousarray(samples.T, dtype=np.float32)
         converted = self._stream.resample_chunk(piece, last=last)
         return np.ascontiguousarray(converted.reshape(-1, self.channels).T)
+
+    def flush(self) -> FloatAudio:
+        """What the filter still holds at the end of the stream."""
+        return self.feed(np.zeros((self.channels, 0), np.float32), last=True)

@@ -11,9 +11,9 @@ from omnistage.media.files import read_file_url
 class MediaSource:
     """Reads the URLs of requests. Blocking: call it from a thread."""
 
-    def __init__(self, config: MediaConfig, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, config: MediaConfig) -> None:
         self._config = config
-        self._fetcher = fetcher or Fetcher(config)
+        self._fetcher = Fetcher(config)
 
     def read(self, url: str, max_bytes: int, param: str) -> bytes:
         """The bytes of a data:, http(s): or file: URL. Raises RequestError naming `param`."""

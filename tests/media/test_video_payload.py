@@ -8,8 +8,9 @@ import pytest
 
 from omnistage.config.model import LimitsConfig
 from omnistage.errors import RequestError
+from omnistage.media.jobs import DecodeJob, decode
 from omnistage.media.sound_track import decode_sound_track
-from omnistage.media.video_payload import video_payload
+from omnistage.payload import MultimodalPayload
 
 SECONDS = 1.0
 RATE = 24_000
@@ -35,8 +36,12 @@ def film(container: str = "mp4", *, sound: bool = True) -> bytes:
     return sink.getvalue()
 
 
+def read(data: bytes, *, with_sound: bool) -> MultimodalPayload:
+    return decode(DecodeJob(kind="video", limits=LimitsConfig(), param="video", with_sound=with_sound), data)
+
+
 def test_a_heard_video_brings_its_sound() -> None:
-    payload = video_payload(film(), LimitsConfig(), "video", with_sound=True)
+    payload = read(film(), with_sound=True)
     assert payload.meta == {"fps": 8.0, "sample_rate": RATE}
     assert payload["video"].shape == (8, 32, 64, 3)
     assert payload["audio"].shape[0] == 1
@@ -45,14 +50,14 @@ def test_a_heard_video_brings_its_sound() -> None:
 
 
 def test_an_unheard_video_brings_no_sound() -> None:
-    payload = video_payload(film(), LimitsConfig(), "video", with_sound=False)
+    payload = read(film(), with_sound=False)
     assert list(payload.tensors) == ["video"]
 
 
 @pytest.mark.parametrize("data", [film(sound=False), film("avi", sound=False)], ids=["mp4", "avi"])
 def test_a_silent_video_has_no_sound_track(data: bytes) -> None:
     assert decode_sound_track(data, 60) is None
-    assert list(video_payload(data, LimitsConfig(), "video", with_sound=True).tensors) == ["video"]
+    assert list(read(data, with_sound=True).tensors) == ["video"]
 
 
 def test_a_sound_track_longer_than_the_limit_is_refused() -> None:

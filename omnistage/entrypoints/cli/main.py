@@ -13,7 +13,6 @@ from typing import Any
 from omnistage.errors import OmniError
 
 EXIT_ERROR = 1
-EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -68,14 +68,14 @@ async def _serve(
     await server.start()
     try:
         started = asyncio.create_task(engine.start())
-        await signals.first_or(started)
+        await signals.wait_or(1, started)
         if signals.count:
             return 0
         host, port = server.address
         print(banner(config, f"http://{host}:{port}", quiet=quiet), flush=True)
         await signals.wait(1)
         draining = asyncio.create_task(_drain(engine, server, config.limits.drain_timeout_s))
-        await signals.second_or(draining)
+        await signals.wait_or(2, draining)
         return 0 if draining.done() else EXIT_FORCED
     finally:
         await server.close()
@@ -107,14 +107,8 @@ class _Signals:
     async def wait(self, number: int) -> None:
         await self._arrived[number - 1].wait()
 
-    async def first_or(self, task: asyncio.Task[None]) -> None:
-        await self._either(1, task)
-
-    async def second_or(self, task: asyncio.Task[None]) -> None:
-        await self._either(2, task)
-
-    async def _either(self, number: int, task: asyncio.Task[None]) -> None:
-        """Returns when the task is done (raising its error) or the signal came, whichever is first."""
+    async def wait_or(self, number: int, task: asyncio.Task[None]) -> None:
+        """Returns when the task is done (raising its error) or that signal came, whichever is first."""
         arrived = asyncio.create_task(self.wait(number))
         await asyncio.wait({arrived, task}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()

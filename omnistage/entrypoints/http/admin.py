@@ -27,9 +27,6 @@ class StageAnswer(msgspec.Struct):
     stages: list[str]
 
 
-_decoder = msgspec.json.Decoder(StageCommand)
-
-
 def _control(state: ServerState) -> EngineControl:
     if state.control is None:
         raise RequestError("this server's engine takes no commands", code=ErrorCode.FORBIDDEN)
@@ -37,7 +34,7 @@ def _control(state: ServerState) -> EngineControl:
 
 
 async def _command(state: ServerState, exchange: Exchange, act: Callable[[str], Awaitable[list[str]]]) -> None:
-    body = decode_json(exchange, _decoder)
+    body = decode_json(exchange, StageCommand)
     if body.stage not in state.engine.config.stages:
         known = ", ".join(state.engine.config.stages)
         raise RequestError(f"stage: no such stage (stages: {known})", param="stage")

@@ -56,7 +56,8 @@ class HttpApp:
         """Stops video jobs and ends the media threads."""
         for state in (self.state, *self._owned.values()):
             await state.videos.close()
-        self.state.decoder.close()
+        if self.state.decoder is not None:
+            self.state.decoder.close()
         self.state.pool.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -43,15 +43,15 @@ class AudioStream:
             encoder = await self._open(rate_of(payload, self._state.sample_rate), samples.shape[0])
         if encoder.inline and samples.size <= INLINE_VALUES:
             return encoder.feed(samples)
-        return await self._state.pool.run(encoder.feed, samples)
+        return await self._state.run(encoder.feed, samples)
 
     async def finish(self) -> bytes:
         """The rest of the file; of an answer without a sound, a valid file of (nearly) no length."""
         encoder = self._encoder or await self._open(self._state.sample_rate, 1)
-        return encoder.finish() if encoder.inline else await self._state.pool.run(encoder.finish)
+        return encoder.finish() if encoder.inline else await self._state.run(encoder.finish)
 
     async def _open(self, rate: int, channels: int) -> AudioEncoder:
-        self._encoder = await self._state.pool.run(open_encoder, self._format, rate, channels)
+        self._encoder = await self._state.run(open_encoder, self._format, rate, channels)
         return self._encoder
 
 
@@ -78,7 +78,7 @@ class AudioCollector:
     async def encode(self) -> bytes:
         """The file."""
         samples = np.concatenate(self._parts, axis=1) if self._parts else np.zeros((1, 0), np.float32)
-        return await self._state.pool.run(encode_audio, self._format, samples, self._rate)
+        return await self._state.run(encode_audio, self._format, samples, self._rate)
 
 
 def base64_text(data: bytes) -> str:

@@ -37,7 +37,6 @@ from omnistage.entrypoints.http.transcripts import LIFETIME_S
 from omnistage.errors import RequestError
 from omnistage.request import OmniRequest, OmniRequestOutput, is_reasoning
 
-_decoder = msgspec.json.Decoder(ChatRequest)
 MODALITIES = ("text", "audio", "image")
 _MODEL_FIELDS = (
     "bot_task", "use_system_prompt", "size", "height", "width", "num_inference_steps", "guidance_scale", "flow_shift",
@@ -57,7 +56,7 @@ class ChatJob(msgspec.Struct, kw_only=True):
 
 async def chat_completions(state: ServerState, exchange: Exchange) -> None:
     """Answers one chat request."""
-    job = await _job(state, decode_json(exchange, _decoder))
+    job = await _job(state, decode_json(exchange, ChatRequest))
     if job.body.stream:
         await _Stream(state, exchange, job).run()
     else:

@@ -22,7 +22,6 @@ from omnistage.entrypoints.http.state import ServerState, new_id
 from omnistage.errors import RequestError
 from omnistage.request import OmniRequest, OmniRequestOutput
 
-_decoder = msgspec.json.Decoder(schema.CompletionRequest)
 _Prompts = Annotated[list[schema.Text], Meta(min_length=1, max_length=schema.MAX_PROMPTS)]
 _TokenPrompts = Annotated[list[schema.TokenIds], Meta(min_length=1, max_length=schema.MAX_PROMPTS)]
 
@@ -40,7 +39,7 @@ class CompletionJob(msgspec.Struct, kw_only=True):
 
 async def completions(state: ServerState, exchange: Exchange) -> None:
     """Answers one completion request."""
-    job = _job(state, decode_json(exchange, _decoder))
+    job = _job(state, decode_json(exchange, schema.CompletionRequest))
     if job.body.stream:
         await _Stream(state, exchange, job).run()
     else:

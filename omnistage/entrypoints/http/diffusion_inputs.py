@@ -114,4 +114,4 @@ def _action(items: list[MediaItem], action: Mapping[str, Any]) -> dict[str, Any]
 
 async def picture(state: ServerState, data: bytes, param: str) -> MultimodalPayload:
     """An uploaded picture as the engine takes it."""
-    return await state.decoder.decode(DecodeJob(kind="image", limits=state.limits, param=param), data)
+    return await state.decode(DecodeJob(kind="image", limits=state.limits, param=param), data)

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from omnistage.config.model import OmniConfig, PipelineConfig
 from omnistage.engine.client import EngineClient, Health
-from omnistage.engine.timeline import Front, Timelines
+from omnistage.engine.timeline import Front
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest, OmniRequestOutput
 
@@ -19,18 +18,7 @@ class EngineView:
 
     def __init__(self, engine: EngineClient, *, owner: str = "", front: Front | None = None) -> None:
         self._engine, self._owner, self._front = engine, owner, front
-
-    @property
-    def config(self) -> OmniConfig:
-        return self._engine.config
-
-    @property
-    def pipeline(self) -> PipelineConfig:
-        return self._engine.pipeline
-
-    @property
-    def timelines(self) -> Timelines:
-        return self._engine.timelines
+        self.config, self.pipeline, self.timelines = engine.config, engine.pipeline, engine.timelines
 
     def generate(
         self, request: OmniRequest, media: dict[str, MultimodalPayload] | None = None

@@ -32,13 +32,12 @@ from omnistage.media.image_encode import MEDIA_TYPES, encode_image
 from omnistage.payload import Array
 from omnistage.request import OmniRequestOutput, RequestMetrics, is_reasoning
 
-_decoder = msgspec.json.Decoder(ImageRequest)
 MAX_EDIT_IMAGES = 16
 
 
 async def generations(state: ServerState, exchange: Exchange) -> None:
     """Makes pictures of a prompt."""
-    body = decode_json(exchange, _decoder)
+    body = decode_json(exchange, ImageRequest)
     await _answer(state, exchange, body, {}, "image_generation")
 
 
@@ -106,7 +105,7 @@ class Pictures:
     """Encodes the pictures of one answer and describes them."""
 
     def __init__(self, state: ServerState, body: ImageFields) -> None:
-        self._pool = state.pool
+        self._state = state
         self.body = body
         self.format = body.output_format or "png"
         self.size = "auto"
@@ -114,7 +113,7 @@ class Pictures:
     async def encode(self, array: Array) -> str:
         """Base64 of one picture, uint8 [H, W, 3]."""
         self.size = f"{array.shape[1]}x{array.shape[0]}"
-        return await self._pool.run(_base64_image, array, self.format, self.body.output_compression)
+        return await self._state.run(_base64_image, array, self.format, self.body.output_compression)
 
     def data(self, encoded: str, text: str) -> ImageData:
         revised = text or UNSET
@@ -139,10 +138,9 @@ def _base64_image(array: Array, name: str, quality: int | None) -> str:
 
 
 async def _whole(state: ServerState, exchange: Exchange, ask: Ask, media: Media, pictures: Pictures) -> None:
-    count = pictures.body.n or 1
-    requests = choice_requests(ask.request, count)
+    requests = choice_requests(ask.request, pictures.body.n or 1)
     found: list[list[str]] = [[] for _ in requests]
-    texts = [""] * count
+    texts = [""] * len(requests)
     last = OmniRequestOutput(request_id=ask.request.id)
     async with aclosing(choice_events(state.engine, requests, media)) as events:
         async for index, output in events:
@@ -151,18 +149,22 @@ async def _whole(state: ServerState, exchange: Exchange, ask: Ask, media: Media,
             found[index] += [await pictures.encode(array) for array in _images(output)]
     if not all(found):
         raise OmniError("the model gave no picture", code=ErrorCode.INTERNAL)
-    body = pictures.body
-    answer = ImagesAnswer(
+    data = [pictures.data(one, text) for encoded, text in zip(found, texts, strict=True) for one in encoded]
+    await exchange.answer(200, JSON, json_bytes(_answer_of(pictures, data, last)))
+
+
+def _answer_of(pictures: Pictures, data: list[ImageData], last: OmniRequestOutput) -> ImagesAnswer:
+    """`last` is the event that ended the first choice."""
+    return ImagesAnswer(
         created=int(time.time()),
-        data=[pictures.data(one, text) for encoded, text in zip(found, texts, strict=True) for one in encoded],
+        data=data,
         background="opaque",
         output_format=pictures.format,
         quality="auto",
         size=pictures.size,
         seed=last.seed if last.seed is not None else UNSET,
-        metrics=(last.metrics or RequestMetrics()) if body.return_metrics else UNSET,
+        metrics=(last.metrics or RequestMetrics()) if pictures.body.return_metrics else UNSET,
     )
-    await exchange.answer(200, JSON, json_bytes(answer))
 
 
 def _images(output: OmniRequestOutput, modality: str = "image") -> list[Array]:
@@ -172,34 +174,21 @@ def _images(output: OmniRequestOutput, modality: str = "image") -> list[Array]:
 
 
 async def _events(state: ServerState, exchange: Exchange, ask: Ask, media: Media, shown: tuple[Pictures, str]) -> None:
+    """Up to `partial_images` previews, then the finished picture."""
     pictures, kind = shown
     if (pictures.body.n or 1) > 1:
         raise RequestError("n: streamed pictures come one at a time", param="n")
-    feed = PartialFeed(pictures, kind)
+    previews = pictures.body.partial_images or 0
+    sent = 0
     async with aclosing(choice_events(state.engine, [ask.request], media)) as events:
         async for _, output in events:
             if not exchange.started:
                 await exchange.start_events(DONE)
-            for item in await feed.read(output):
-                await exchange.write(event(item))
+            for array in _images(output, "partial")[: previews - sent]:
+                item = pictures.event(f"{kind}.partial_image", await pictures.encode(array))
+                await exchange.write(event(msgspec.structs.replace(item, partial_image_index=sent)))
+                sent += 1
+            for array in _images(output):
+                item = pictures.event(f"{kind}.completed", await pictures.encode(array))
+                await exchange.write(event(msgspec.structs.replace(item, usage=ImageUsage())))
     await exchange.end(DONE)
-
-
-class PartialFeed:
-    """Engine events -> stream events: up to `partial_images` previews, then the finished picture."""
-
-    def __init__(self, pictures: Pictures, kind: str) -> None:
-        self._pictures = pictures
-        self._kind = kind
-        self._sent = 0
-
-    async def read(self, output: OmniRequestOutput) -> list[ImageEvent]:
-        items = []
-        for array in _images(output, "partial")[: (self._pictures.body.partial_images or 0) - self._sent]:
-            item = self._pictures.event(f"{self._kind}.partial_image", await self._pictures.encode(array))
-            items.append(msgspec.structs.replace(item, partial_image_index=self._sent))
-            self._sent += 1
-        for array in _images(output):
-            item = self._pictures.event(f"{self._kind}.completed", await self._pictures.encode(array))
-            items.append(msgspec.structs.replace(item, usage=ImageUsage()))
-        return items

@@ -153,9 +153,9 @@ async def load_media(state: ServerState, items: list[MediaItem]) -> dict[str, Mu
 
 async def _load(state: ServerState, item: MediaItem) -> MultimodalPayload:
     read = state.source.read if item.is_url else decode_base64
-    data = await state.pool.run(read, item.source, state.max_body, item.param)
+    data = await state.run(read, item.source, state.max_body, item.param)
     job = DecodeJob(kind=item.kind, limits=state.limits, param=item.param, with_sound=item.with_sound)
-    return await state.decoder.decode(job, data)
+    return await state.decode(job, data)
 
 
 def sampling_of(state: ServerState, body: schema.Labels) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,6 @@ class HttpMetrics:
             "omnistage_http_disconnects", "Requests whose client left before the answer ended.", registry=self._registry
         )
         self._in_flight = Gauge("omnistage_http_in_flight", "HTTP requests in progress.", registry=self._registry)
-        self._children: dict[tuple[str, int], Counter] = {}
 
     def started(self) -> None:
         self._in_flight.inc()
@@ -27,11 +26,8 @@ class HttpMetrics:
         self._in_flight.dec()
         if status == 0:
             self._disconnects.inc()
-            return
-        key = (route, status)
-        if key not in self._children:
-            self._children[key] = self._requests.labels(route, str(status))
-        self._children[key].inc()
+        else:
+            self._requests.labels(route, str(status)).inc()
 
     def render(self) -> bytes:
         """Prometheus text exposition."""

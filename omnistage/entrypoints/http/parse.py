@@ -19,13 +19,13 @@ _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<n
 MAX_PARAM_CHARS = 200
 
 
-def decode_json(exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_json(exchange: Exchange, kind: type[T]) -> T:
     """The request's JSON body. Raises RequestError naming the field at fault ("body" when no field is)."""
     content_type = exchange.header(b"content-type").partition(b";")[0].strip().lower()
     if content_type != b"application/json":
         raise RequestError("send the body as content-type application/json", param="content-type")
     try:
-        return decoder.decode(exchange.body)
+        return msgspec.json.decode(exchange.body, type=kind)
     except msgspec.ValidationError as error:
         raise validation_error(error) from None
     except msgspec.DecodeError as error:

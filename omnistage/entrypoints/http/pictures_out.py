@@ -15,5 +15,5 @@ async def picture_parts(state: ServerState, output: OmniRequestOutput) -> list[P
     """The finished pictures of an event; empty for events of other kinds."""
     if output.modality != "image" or output.payload is None or "image" not in output.payload.tensors:
         return []
-    encoded = [await state.pool.run(encode_image, array, _FORMAT, None) for array in output.payload["image"]]
+    encoded = [await state.run(encode_image, array, _FORMAT, None) for array in output.payload["image"]]
     return [PicturePart(PictureUrl(f"data:{MEDIA_TYPES[_FORMAT]};base64,{base64_text(data)}")) for data in encoded]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Generator
 
 import uvicorn
 
@@ -32,7 +30,7 @@ class HttpServer:
         )
         self._app = app
         self._listener = listener
-        self._server = _Server(config)
+        self._server = uvicorn.Server(config)
         self._closed = False
 
     @property
@@ -76,14 +74,6 @@ class HttpServer:
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
         await self._app.close()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers and ticking loop: the owner decides when to stop."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from omnistage.entrypoints.http.answers import SpeechDelta, SpeechDone, VoiceList
@@ -22,12 +21,10 @@ from omnistage.errors import OmniError, RequestError
 from omnistage.media.audio_encode import AUDIO_FORMATS, PCM_RATE
 from omnistage.request import OmniRequest, OmniRequestOutput, RequestMetrics
 
-_decoder = msgspec.json.Decoder(SpeechRequest)
-
 
 async def speech(state: ServerState, exchange: Exchange) -> None:
     """Answers one speech request."""
-    body = decode_json(exchange, _decoder)
+    body = decode_json(exchange, SpeechRequest)
     request = _request(state, body)
     if body.stream_format == "sse":
         await _events(state, exchange, body, request)

@@ -6,6 +6,9 @@ import copy
 import importlib.metadata
 import os
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import msgspec
 
@@ -15,14 +18,17 @@ from omnistage.engine.timeline import Front
 from omnistage.entrypoints.http.asgi import BodyBudget, DateHeader
 from omnistage.entrypoints.http.engine_view import EngineView
 from omnistage.entrypoints.http.metrics import HttpMetrics
-from omnistage.entrypoints.http.traced import TracedDecoder, TracedPool
 from omnistage.entrypoints.http.transcripts import TranscriptStore
 from omnistage.entrypoints.http.video_jobs import VideoJobs
 from omnistage.errors import ErrorCode, RequestError
 from omnistage.media.audio_encode import PCM_RATE
-from omnistage.media.isolate import ChildDecoder, Decoder, ThreadDecoder
+from omnistage.media.isolate import ChildDecoder
+from omnistage.media.jobs import DecodeJob, decode
 from omnistage.media.pool import MediaPool
 from omnistage.media.source import MediaSource
+from omnistage.payload import MultimodalPayload
+
+T = TypeVar("T")
 
 
 class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +60,12 @@ class ServerState:
         self.engine, self.limits, self.options = engine, engine.config.limits, options
         self.control: EngineControl | None = None
         self.owner = ""
+        self._front: Front | None = None
         self.pool: MediaPool = MediaPool(options.media_threads)
         media = engine.config.media
         self.source = MediaSource(media)
         isolated = options.isolate and media.decode_processes > 0
-        self.decoder: Decoder = ChildDecoder(media) if isolated else ThreadDecoder(self.pool)
+        self.decoder = ChildDecoder(media) if isolated else None
         self.max_body = self.limits.max_body_mb << 20
         self.budget = BodyBudget(self.max_body * options.bodies_in_flight)
         self.transcripts = TranscriptStore()
@@ -85,10 +92,23 @@ class ServerState:
     def traced(self, front: Front) -> ServerState:
         """The same server for one exchange, which takes down what its requests and media take."""
         state = copy.copy(self)
-        state.engine = EngineView(self.engine, front=front)
-        state.pool = TracedPool(self.pool, front)
-        state.decoder = TracedDecoder(self.decoder, front)
+        state.engine, state._front = EngineView(self.engine, front=front), front
         return state
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Media work, in a thread: `function(*args)`; what it raises is raised here."""
+        with self._timed():
+            return await self.pool.run(function, *args)
+
+    async def decode(self, job: DecodeJob, data: bytes) -> MultimodalPayload:
+        """See `omnistage.media.jobs.decode`."""
+        with self._timed():
+            if self.decoder is not None:
+                return await self.decoder.decode(job, data)
+            return await self.pool.run(decode, job, data)
+
+    def _timed(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._front is None else self._front.media()
 
     def check_model(self, model: str | None) -> None:
         """Raises RequestError(UNKNOWN_MODEL) unless it is the served name; None means that one."""

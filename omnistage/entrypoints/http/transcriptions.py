@@ -19,7 +19,7 @@ from omnistage.entrypoints.http.answers import (
     Word,
 )
 from omnistage.entrypoints.http.asgi import JSON, Exchange
-from omnistage.entrypoints.http.events import Media, request_events
+from omnistage.entrypoints.http.events import request_events
 from omnistage.entrypoints.http.multipart import read_form
 from omnistage.entrypoints.http.parse import convert_fields
 from omnistage.entrypoints.http.result import audio_usage
@@ -92,13 +92,9 @@ async def transcriptions(state: ServerState, exchange: Exchange) -> None:
     _check(state, fields, list(form.files))
     exchange.body = b""
     job = DecodeJob(kind="audio", limits=state.limits, param="file")
-    payload = await state.decoder.decode(job, form.files["file"])
+    payload = await state.decode(job, form.files["file"])
     heard = Heard(payload["audio"].shape[1] / payload.meta["sample_rate"], fields.language or "")
-    request = _request(fields)
-    if fields.stream:
-        await _events(state, exchange, request, payload, heard)
-    else:
-        await _whole(state, exchange, (fields, request), payload, heard)
+    await _answer(state, exchange, fields, payload, heard)
 
 
 def _check(state: ServerState, fields: TranscriptionForm, files: list[str]) -> None:
@@ -137,34 +133,20 @@ def _request(fields: TranscriptionForm) -> OmniRequest:
     )
 
 
-async def _events(
-    state: ServerState, exchange: Exchange, request: OmniRequest, payload: MultimodalPayload, heard: Heard
+async def _answer(
+    state: ServerState, exchange: Exchange, fields: TranscriptionForm, payload: MultimodalPayload, heard: Heard
 ) -> None:
-    media: Media = {"audio": payload}
-    async with aclosing(request_events(state.engine, request, media)) as events:
+    async with aclosing(request_events(state.engine, _request(fields), {"audio": payload})) as events:
         async for output in events:
             delta = heard.note(output)
-            if not exchange.started:
+            if fields.stream and not exchange.started:
                 await exchange.start_events(b"")
-            if delta:
+            if fields.stream and delta:
                 await exchange.write(event(TranscriptDelta(delta)))
-    await exchange.end(event(TranscriptDone(heard.text, audio_usage(heard.metrics))))
-
-
-async def _whole(
-    state: ServerState,
-    exchange: Exchange,
-    asked: tuple[TranscriptionForm, OmniRequest],
-    payload: MultimodalPayload,
-    heard: Heard,
-) -> None:
-    fields, request = asked
-    media: Media = {"audio": payload}
-    async with aclosing(request_events(state.engine, request, media)) as events:
-        async for output in events:
-            heard.note(output)
-    content_type, body = _render(fields, heard)
-    await exchange.answer(200, content_type, body)
+    if fields.stream:
+        await exchange.end(event(TranscriptDone(heard.text, audio_usage(heard.metrics))))
+    else:
+        await exchange.answer(200, *_render(fields, heard))
 
 
 def _render(fields: TranscriptionForm, heard: Heard) -> tuple[bytes, bytes]:

@@ -6,8 +6,6 @@ import time
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
-
 from omnistage.entrypoints.http.asgi import JSON, Exchange
 from omnistage.entrypoints.http.diffusion_inputs import Ask, ask_of, picture
 from omnistage.entrypoints.http.events import Media, request_events
@@ -23,8 +21,6 @@ from omnistage.errors import ErrorCode, OmniError, RequestError
 from omnistage.media.video_encode import MEDIA_TYPE
 from omnistage.request import RequestMetrics
 
-_decoder = msgspec.json.Decoder(VideoRequest)
-_action_decoder = msgspec.json.Decoder(ActionRequest)
 MAX_PAGE = 100
 DEFAULT_PAGE = 20
 
@@ -49,7 +45,7 @@ async def video_sync(state: ServerState, exchange: Exchange) -> None:
     """Makes a video and answers with the file."""
     _, ask, media = await _read(state, exchange, stream=False)
     result = await _result(state, ask, media)
-    data = await state.pool.run(encode_result, result)
+    data = await state.run(encode_result, result)
     headers = (
         (b"x-omnistage-seed", str(result.seed).encode()),
         (b"x-omnistage-metrics", json_bytes(result.metrics or RequestMetrics())),
@@ -68,7 +64,7 @@ async def _read(state: ServerState, exchange: Exchange, *, stream: bool) -> tupl
         if unknown:
             raise RequestError(f"{unknown[0]}: unknown file field", param=unknown[0])
     else:
-        body = decode_json(exchange, _decoder)
+        body = decode_json(exchange, VideoRequest)
     ask = ask_of(state, body, new_id("video_"), "video", stream=stream)
     exchange.body = b""
     media = await load_media(state, ask.items)
@@ -112,7 +108,7 @@ async def get_video(state: ServerState, exchange: Exchange) -> None:
         raise RequestError("there is no such route", code=ErrorCode.NOT_FOUND)
     if job.file is None:
         raise RequestError(f"the video is {job.video.status}", code=ErrorCode.NOT_FOUND, param="video_id")
-    data = await state.pool.run(job.file.read_bytes)
+    data = await state.run(job.file.read_bytes)
     await exchange.answer(200, MEDIA_TYPE.encode(), data)
 
 
@@ -124,7 +120,7 @@ async def delete_video(state: ServerState, exchange: Exchange) -> None:
 
 async def actions(state: ServerState, exchange: Exchange) -> None:
     """Answers with the actions that a policy or an inverse model gives."""
-    body = decode_json(exchange, _action_decoder)
+    body = decode_json(exchange, ActionRequest)
     ask = ask_of(state, body, new_id("act-"), "action", ("action",))
     exchange.body = b""
     result = await _result(state, ask, await load_media(state, ask.items))

@@ -33,35 +33,34 @@ class Part(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class ItemFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, tag="message"):
-    """A message as clients write it."""
+class NewItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """What every item has that a client writes."""
 
-    role: Literal["user", "assistant", "system"]
-    content: Annotated[list[Part], Meta(min_length=1, max_length=64)]
     id: ItemId | None = None
     object: Literal["realtime.item"] | None = None
     status: ItemStatus | None = None
 
 
-class CallFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, tag="function_call"):
+class ItemFields(NewItem, kw_only=True, frozen=True, tag="message"):
+    """A message as clients write it."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[list[Part], Meta(min_length=1, max_length=64)]
+
+
+class CallFields(NewItem, kw_only=True, frozen=True, tag="function_call"):
     """A call of a function, made by the model; `arguments` is JSON."""
 
     name: FunctionName
     arguments: Arguments
     call_id: ItemId
-    id: ItemId | None = None
-    object: Literal["realtime.item"] | None = None
-    status: ItemStatus | None = None
 
 
-class OutputFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, tag="function_call_output"):
+class OutputFields(NewItem, kw_only=True, frozen=True, tag="function_call_output"):
     """What the function gave that the model called as `call_id`."""
 
     call_id: ItemId
     output: Arguments
-    id: ItemId | None = None
-    object: Literal["realtime.item"] | None = None
-    status: ItemStatus | None = None
 
 
 AnyItem = ItemFields | CallFields | OutputFields

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from omnistage.errors import RequestError
@@ -15,48 +18,26 @@ FormatName = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 _LAWS: dict[str, Law] = {"audio/pcmu": "mu", "audio/pcma": "a"}
 
 
-class WireFormat(Protocol):
-    """`rate` in Hz, `width` in bytes per sample."""
+class WireFormat(msgspec.Struct, frozen=True):
+    """Samples at `rate` Hz as bytes. `decode` gives float32 [1, samples] and raises RequestError for a part of a
+    sample."""
 
     rate: int
-    width: int
-
-    def decode(self, data: bytes) -> FloatAudio:
-        """float32 [1, samples]. Raises RequestError for a part of a sample."""
-        ...
-
-    def encode(self, samples: FloatAudio) -> bytes: ...
-
-
-class Pcm16:
-    rate = PCM_RATE
-    width = 2
-
-    def decode(self, data: bytes) -> FloatAudio:
-        if len(data) % self.width:
-            raise RequestError("audio: 16-bit samples come in whole pairs of bytes", param="audio")
-        return (np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768.0))[None]
-
-    def encode(self, samples: FloatAudio) -> bytes:
-        return to_s16le(samples)
-
-
-class G711:
-    rate = G711_RATE
-    width = 1
-
-    def __init__(self, law: Law) -> None:
-        self._law = law
-
-    def decode(self, data: bytes) -> FloatAudio:
-        return g711_decode(self._law, data)
-
-    def encode(self, samples: FloatAudio) -> bytes:
-        return g711_encode(self._law, samples)
+    decode: Callable[[bytes], FloatAudio]
+    encode: Callable[[FloatAudio], bytes]
 
 
 def wire_format(name: FormatName) -> WireFormat:
-    return G711(_LAWS[name]) if name in _LAWS else Pcm16()
+    law = _LAWS.get(name)
+    if law is None:
+        return WireFormat(PCM_RATE, _from_s16le, to_s16le)
+    return WireFormat(G711_RATE, partial(g711_decode, law), partial(g711_encode, law))
+
+
+def _from_s16le(data: bytes) -> FloatAudio:
+    if len(data) % 2:
+        raise RequestError("audio: 16-bit samples come in whole pairs of bytes", param="audio")
+    return (np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768.0))[None]
 
 
 def format_fields(name: FormatName) -> dict[str, Any]:
@@ -86,7 +67,7 @@ class OutputAudio:
         """What the resampler still holds."""
         if self._resampler is None:
             return b""
-        return self._wire(self._resampler.feed(np.zeros((1, 0), np.float32), last=True))
+        return self._wire(self._resampler.flush())
 
     def _wire(self, samples: FloatAudio) -> bytes:
         self.samples += samples.shape[1]

@@ -77,8 +77,8 @@ class Hearing:
         if self._detector is None:
             rule = TurnRule(vad.threshold, vad.prefix_padding_ms, vad.silence_duration_ms)
             start_ms = self._buffer.end_ms - samples.shape[1] * 1000 // self.format.rate
-            self._detector = await self._state.pool.run(TurnDetector, self.format.rate, rule, start_ms)
-        return await self._state.pool.run(self._detector.feed, samples)
+            self._detector = await self._state.run(TurnDetector, self.format.rate, rule, start_ms)
+        return await self._state.run(self._detector.feed, samples)
 
     async def _turn(self, event: SpeechEvent, vad: ServerVad) -> None:
         if isinstance(event, SpeechStarted):

@@ -50,6 +50,6 @@ async def _content(state: ServerState, input_format: FormatName, part: Part, par
         return Content(type=part.type, text=part.transcript, audio=samples, rate=fmt.rate)
     if field == "image_url":
         data = decode_data_url(value, state.max_body, f"{param}.image_url")
-        image = await state.pool.run(decode_image, data, state.limits.max_image_pixels, f"{param}.image_url")
+        image = await state.run(decode_image, data, state.limits.max_image_pixels, f"{param}.image_url")
         return Content(type=part.type, image=MultimodalPayload.of(image=image))
     return Content(type=part.type, text=value)
