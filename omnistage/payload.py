@@ -113,6 +113,13 @@ class MultimodalPayload:
             target = np.frombuffer(body, source.dtype, source.size, row.offset)
             np.copyto(target, source)
 
+    def packed(self) -> tuple[PayloadHeader, bytes]:
+        """Header and body."""
+        header = self.header()
+        body = bytearray(header.nbytes)
+        self.write(header, memoryview(body))
+        return header, bytes(body)
+
 
 def read_payload(
     header: PayloadHeader, body: memoryview | bytes, on_release: Callable[[], None] | None = None

@@ -75,13 +75,7 @@ def tool_use(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None, *
         if choice not in (None, "none", "auto"):
             raise RequestError("tool_choice: there are no tools", param="tool_choice")
         return None
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools: more than {MAX_TOOLS}", param="tools")
-    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    names = [function.name for function in functions]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise RequestError(f"tools: two functions are named {twice!r}", param="tools")
+    functions = _functions(tools)
     if choice == "none":
         return None
     if choice in (None, "auto"):
@@ -92,6 +86,17 @@ def tool_use(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None, *
     if not chosen:
         raise RequestError("tool_choice: none of the tools has this name", param="tool_choice")
     return ToolUse(shown=tools, functions=chosen, choice="required", parallel=False)
+
+
+def _functions(tools: list[dict[str, Any]]) -> list[Function]:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools: more than {MAX_TOOLS}", param="tools")
+    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    names = [function.name for function in functions]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise RequestError(f"tools: two functions are named {twice!r}", param="tools")
+    return functions
 
 
 def _function(tool: Any, where: str) -> Function:

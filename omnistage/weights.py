@@ -79,10 +79,9 @@ class WeightReference(msgspec.Struct, frozen=True):
         return f"{SCHEME}{self.requirement}#{self.member}#sha256={self.sha256}"
 
 
-def default_cache_dir(xdg_cache_home: str | None = None) -> Path:
-    """The folder that `omnistage` caches in, below the given XDG cache folder or `~/.cache`."""
-    base = Path(xdg_cache_home) if xdg_cache_home else Path.home() / ".cache"
-    return base / "omnistage"
+def default_cache_dir() -> Path:
+    """The folder that `omnistage` caches in, where the configuration names none."""
+    return Path.home() / ".cache" / "omnistage"
 
 
 def pip_download(requirement: str, target: Path) -> None:

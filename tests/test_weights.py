@@ -16,7 +16,6 @@ from omnistage.weights import (
     WeightReference,
     conversion_key,
     converted,
-    default_cache_dir,
     fetch,
 )
 
@@ -190,8 +189,3 @@ def test_converting_at_the_same_time_converts_once(tmp_path: Path) -> None:
 def test_the_key_changes_with_sources_and_version() -> None:
     keys = {conversion_key(["a"], 1), conversion_key(["a"], 2), conversion_key(["b"], 1), conversion_key(["a", "b"], 1)}
     assert len(keys) == 4
-
-
-def test_the_cache_is_below_the_given_xdg_folder() -> None:
-    assert default_cache_dir("/somewhere") == Path("/somewhere/omnistage")
-    assert default_cache_dir() == Path.home() / ".cache" / "omnistage"

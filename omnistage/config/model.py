@@ -120,6 +120,12 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageSpec, ...]
     edges: tuple[EdgeSpec, ...]
 
+    @property
+    def between(self) -> list[str]:
+        """The names of the edges from stage to stage, in order."""
+        inner = [edge for edge in self.edges if CLIENT not in (edge.source_stage, edge.target_stage)]
+        return list(dict.fromkeys(edge.name for edge in inner))
+
 
 Footprints = Callable[["OmniConfig", "StageConfig"], Footprint]
 Planner = Callable[[OmniRequest, dict[str, MultimodalPayload], "OmniConfig"], RequestPlan]

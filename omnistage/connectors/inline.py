@@ -38,10 +38,6 @@ class LocalStore:
         with self._lock:
             return self._payloads.pop(key, None) is not None
 
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._payloads)
-
 
 class InlineConnector(OmniConnector):
     """The store is shared by all stages of the process; `replica` is this producer's index."""

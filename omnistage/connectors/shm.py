@@ -38,10 +38,9 @@ class ShmConnector(OmniConnector):
         raw = encode_header(header)
         offset = self._allocate(header.nbytes) if header.nbytes > BODY_LIMIT else None
         if offset is None or self._arena is None:
-            body = bytearray(header.nbytes)
-            payload.write(header, memoryview(body))
             self._in_message.add(key)
-            return Chunk(key, self._replica, final, raw, header.nbytes, body=bytes(body), sent_s=time.monotonic())
+            _, body = payload.packed()
+            return Chunk(key, self._replica, final, raw, header.nbytes, body=body, sent_s=time.monotonic())
         payload.write(header, self._arena.view(offset, header.nbytes))
         self._extents[key] = offset
         return Chunk(key, self._replica, final, raw, header.nbytes, offset=offset, sent_s=time.monotonic())

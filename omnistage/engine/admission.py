@@ -88,19 +88,15 @@ class Admission:
         self._clock = clock
         self._tickets: set[Ticket] = set()
         self._load = Load()
-        self._running = 0
+        self.running = 0
         self._waiters: list[tuple[tuple[int, int], Ticket, asyncio.Future[None]]] = []
         self._order = itertools.count()
         self._pace = Pace()
         self.bookings = Bookings()
 
     @property
-    def running(self) -> int:
-        return self._running
-
-    @property
     def waiting(self) -> int:
-        return len(self._tickets) - self._running
+        return len(self._tickets) - self.running
 
     def backlog_s(self) -> float:
         """Predicted seconds until all that is in is done."""
@@ -126,8 +122,8 @@ class Admission:
         ticket = Ticket(ask, priority, next(self._order), now + PATIENCE * self._limits.max_wait_s)
         self._tickets.add(ticket)
         self._load.add(ask)
-        if self._running < self._limits.max_running and not self._waiters:
-            self._running += 1
+        if self.running < self._limits.max_running and not self._waiters:
+            self.running += 1
             ticket.running = True
             return ticket
         await self._slot(ticket)
@@ -140,7 +136,7 @@ class Admission:
             self.bookings.move(booking, now, wait_s)
         else:
             self.bookings.expect(key, ask, priority, now, wait_s)
-        text = f"{self._running} requests run and {self.waiting} wait: {self.backlog_s():.1f} s of work"
+        text = f"{self.running} requests run and {self.waiting} wait: {self.backlog_s():.1f} s of work"
         raise RequestError(text, code=ErrorCode.OVERLOADED, retry_after_s=wait_s)
 
     def _refused_for(self, ask: Ask, priority: int, booking: Booking | None, now: float) -> float | None:
@@ -148,19 +144,19 @@ class Admission:
         share = self._limits.max_wait_s * SHARES[0 if priority > 0 else 1 if priority == 0 else 2]
         planned = share * (1 - KEPT_SHARE)
         inside = self._busiest_of(ask, self._left())
-        full = self.waiting >= self._limits.max_queue
-        keeps = self._keeps_promises(ask, priority, now)
+        place = self.waiting < self._limits.max_queue and self._keeps_promises(ask, priority, now)
         before = self.bookings.before_new(priority) if booking is None else self.bookings.before(booking)
         expected = self.bookings.taken_share * sum(self._wait_s(ask, load) for load in before)
         fits = inside + expected <= (planned if booking is None else share)
-        if not full and keeps and (fits or inside <= IDLE_SHARE * planned):
+        if place and (fits or inside <= IDLE_SHARE * planned):
             return None
-        crowd = 0.0
-        if full or not keeps:  # a place is free when one of those that are in has left
-            booked = sum(len(load) for load in before)
-            each = (inside + expected) / max(1, len(self._tickets) + booked)
-            crowd = each * (1 + self.bookings.taken_share * booked)
+        crowd = 0.0 if place else self._until_a_place(inside + expected, sum(len(load) for load in before))
         return max(SHORTEST_WAIT_S, inside + expected - planned, crowd)
+
+    def _until_a_place(self, work_s: float, booked: int) -> float:
+        """Seconds until one of those that are in has left: `work_s` is what they and the `booked` ones have to do."""
+        each = work_s / max(1, len(self._tickets) + booked)
+        return each * (1 + self.bookings.taken_share * booked)
 
     def _wait_s(self, ask: Ask, load: Load) -> float:
         """Seconds until the busiest of the request's stages has done a load."""
@@ -206,12 +202,12 @@ class Admission:
             self._waiters = [entry for entry in self._waiters if entry[1] is not ticket]
             heapq.heapify(self._waiters)
             return
-        self._running -= 1
-        while self._waiters and self._running < self._limits.max_running:
+        self.running -= 1
+        while self._waiters and self.running < self._limits.max_running:
             _, following, future = heapq.heappop(self._waiters)
             if not future.done():
                 following.running = True
-                self._running += 1
+                self.running += 1
                 future.set_result(None)
 
     def _busiest(self) -> tuple[str, float]:

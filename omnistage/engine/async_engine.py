@@ -7,11 +7,10 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from types import TracebackType
 
 import msgspec
 
-from omnistage.config.model import OmniConfig, PipelineConfig, RequestPlan
+from omnistage.config.model import OmniConfig, RequestPlan
 from omnistage.config.registry import load_pipeline
 from omnistage.engine.admission import Admission, Ticket
 from omnistage.engine.client import Health, ReplicaHealth
@@ -38,28 +37,16 @@ class AsyncOmniEngine:
 
     def __init__(self, config: OmniConfig, make_host: HostFactory = LocalHost) -> None:
         self._make_host = make_host
-        self._config = config
-        self._pipeline = load_pipeline(config.pipeline)
+        self.config = config
+        self.pipeline = load_pipeline(config.pipeline)
         self._metrics = EngineMetrics()
         self.timelines = Timelines(config.trace)
         self._admission = Admission(config.limits, WorkModel(config), _now, self._progress)
-        self._orchestrator = Orchestrator(config, self._pipeline, self._metrics)
+        self.orchestrator = Orchestrator(config, self.pipeline, self._metrics)
         self._runtime: StageRuntime | None = None
         self._maintenance: Maintenance | None = None
         self._draining = False
         self._recorder = Recorder(config) if config.record.folder else None
-
-    @property
-    def config(self) -> OmniConfig:
-        return self._config
-
-    @property
-    def pipeline(self) -> PipelineConfig:
-        return self._pipeline
-
-    @property
-    def orchestrator(self) -> Orchestrator:
-        return self._orchestrator
 
     @property
     def runtime(self) -> StageRuntime:
@@ -71,17 +58,17 @@ class AsyncOmniEngine:
         """Starts all stages. Raises StageError naming the stage and the cause, RecordError for a record's folder."""
         if self._recorder is not None:
             self._recorder.open()
-        self._runtime = StageRuntime(self._config, self._pipeline, self._orchestrator, self._make_host)
-        self._orchestrator.attach(self._runtime)
-        self._maintenance = Maintenance(self._config, self._orchestrator, self._runtime)
+        self._runtime = StageRuntime(self.config, self.pipeline, self.orchestrator, self._make_host)
+        self.orchestrator.attach(self._runtime)
+        self._maintenance = Maintenance(self.config, self.orchestrator, self._runtime)
         self._metrics.watch(lambda: list(self.runtime.replicas.values()), self.gauges)
         await self._runtime.start()
 
     async def stop(self) -> None:
         """Ends everything now; live requests end with finish reason "abort"."""
         self._draining = True
-        for request_id in list(self._orchestrator.records):
-            self._orchestrator.abort(request_id)
+        for request_id in list(self.orchestrator.records):
+            self.orchestrator.abort(request_id)
         if self._runtime is not None:
             await self._runtime.stop()
         if self._recorder is not None:
@@ -91,23 +78,21 @@ class AsyncOmniEngine:
         """Admits nothing more and returns when live requests have ended, or after `limits.drain_timeout_s`."""
         self._draining = True
         try:
-            async with asyncio.timeout(self._config.limits.drain_timeout_s):
+            async with asyncio.timeout(self.config.limits.drain_timeout_s):
                 await self.idle()
         except TimeoutError:
             return
 
     async def idle(self) -> None:
         """Returns when no request is left, acknowledgements included."""
-        while self._orchestrator.records:
-            await self._orchestrator.until_change()
+        while self.orchestrator.records:
+            await self.orchestrator.until_change()
 
     async def __aenter__(self) -> AsyncOmniEngine:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     # -- requests
@@ -129,8 +114,8 @@ class AsyncOmniEngine:
         finally:
             if self._recorder is not None:
                 self._recorder.ended(record, reason)
-            self._orchestrator.abort(record.id)
-            self._orchestrator.drop_events(record)
+            self.orchestrator.abort(record.id)
+            self.orchestrator.drop_events(record)
             self.timelines.end(record.timeline)
             answered = record.error is None and record.metrics.keys() >= set(record.plan.stages)
             self._admission.leave(ticket, record.metrics if answered else {})
@@ -141,31 +126,31 @@ class AsyncOmniEngine:
         if self._draining:
             raise RequestError("the server is shutting down", code=ErrorCode.UNAVAILABLE, retry_after_s=1.0)
         arrived, arrived_s = asyncio.get_running_loop().time(), time.monotonic()
-        if request.task not in self._pipeline.tasks:
-            known = ", ".join(self._pipeline.tasks)
-            raise RequestError(f"{self._pipeline.name} has no task {request.task!r}; it has {known}", param="task")
+        if request.task not in self.pipeline.tasks:
+            known = ", ".join(self.pipeline.tasks)
+            raise RequestError(f"{self.pipeline.name} has no task {request.task!r}; it has {known}", param="task")
         self._check_stage_names(request)
         request = with_read_messages(request)
-        plan = self._pipeline.plan(request, media, self._config)
+        plan = self.pipeline.plan(request, media, self.config)
         _check_plain(request, plan)
-        await check_text_demands(request, plan, self._pipeline.variants[self._config.variant])
-        self._orchestrator.poison.check(request, media)
-        ask = Ask(request, plan, media, self._config)
+        await check_text_demands(request, plan, self.pipeline.variants[self.config.variant])
+        self.orchestrator.poison.check(request, media)
+        ask = Ask(request, plan, media, self.config)
         ticket = await self._admission.enter(ask, request.priority, lambda: _booking_key(request, media))
         try:
-            if request.id in self._orchestrator.records:
+            if request.id in self.orchestrator.records:
                 raise RequestError(f"a request with id {request.id!r} is running", param="id")
-            self._orchestrator.check_runnable(plan)
+            self.orchestrator.check_runnable(plan)
             record = RequestRecord(
                 request=request,
                 plan=plan,
                 media=media,
-                edges=self._orchestrator.active_edges(plan, request.progress),
+                edges=self.orchestrator.active_edges(plan, request.progress),
                 seed=request.seed if request.seed is not None else secrets.randbits(SEED_BITS),
                 timing=Timing(admitted=arrived),
                 timeline=self.timelines.begin(request, arrived_s),
             )
-            self._orchestrator.begin(record)
+            self.orchestrator.begin(record)
             if self._recorder is not None:
                 self._recorder.began(record)
         except BaseException:
@@ -174,9 +159,9 @@ class AsyncOmniEngine:
         return record, ticket
 
     def _check_stage_names(self, request: OmniRequest) -> None:
-        unknown = [stage for stage in request.sampling if stage and stage not in self._config.stages]
+        unknown = [stage for stage in request.sampling if stage and stage not in self.config.stages]
         if unknown:
-            known = ", ".join(self._config.stages)
+            known = ", ".join(self.config.stages)
             raise RequestError(f"sampling: no stage {unknown[0]!r}; stages are {known}", param=f"sampling.{unknown[0]}")
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[OmniRequestOutput]:
@@ -185,7 +170,7 @@ class AsyncOmniEngine:
         seqs: dict[str, int] = defaultdict(int)
         while True:
             event = await _next_event(record)
-            self._orchestrator.taken(record, event)
+            self.orchestrator.taken(record, event)
             kept.append(event)
             if not (record.request.stream or event.output.finished):
                 continue
@@ -212,7 +197,7 @@ class AsyncOmniEngine:
         return msgspec.structs.replace(event.output, seq=seqs[event.source] - 1)
 
     async def abort(self, request_id: str) -> bool:
-        return self._orchestrator.abort(request_id)
+        return self.orchestrator.abort(request_id)
 
     # -- commands (EngineControl)
 
@@ -241,10 +226,10 @@ class AsyncOmniEngine:
         done: dict[str, float] = defaultdict(float)
         for replica in self.runtime.replicas.values():
             done[replica.id.stage] += replica.counters.get("open_work_s", 0.0)
-        for record in self._orchestrator.records.values():
+        for record in self.orchestrator.records.values():
             for stage, metrics in record.metrics.items():
                 done[stage] += metrics.work_s
-        return {stage: seconds / self._config.stages[stage].replicas for stage, seconds in done.items()}
+        return {stage: seconds / self.config.stages[stage].replicas for stage, seconds in done.items()}
 
     def gauges(self) -> dict[str, float]:
         return {
@@ -252,14 +237,14 @@ class AsyncOmniEngine:
             "requests_waiting": float(self._admission.waiting),
             "requests_booked": float(len(self._admission.bookings)),
             "backlog_seconds": self._admission.backlog_s(),
-            "request_records": float(len(self._orchestrator.records)),
-            "poisoned_inputs": float(len(self._orchestrator.poison)),
-            "outstanding_chunks": float(self._orchestrator.outstanding_chunks),
+            "request_records": float(len(self.orchestrator.records)),
+            "poisoned_inputs": float(len(self.orchestrator.poison)),
+            "outstanding_chunks": float(self.orchestrator.outstanding_chunks),
         }
 
     def health(self) -> Health:
         replicas = list(self.runtime.replicas.values()) if self._runtime is not None else []
-        by_stage = {stage: [r for r in replicas if r.id.stage == stage] for stage in self._config.stages}
+        by_stage = {stage: [r for r in replicas if r.id.stage == stage] for stage in self.config.stages}
         ready = all(any(replica.ready for replica in group) for group in by_stage.values())
         return Health(
             ready=ready and not self._draining,
@@ -283,10 +268,10 @@ class AsyncOmniEngine:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when an idle engine still holds something."""
-        if self._orchestrator.records:
+        if self.orchestrator.records:
             return
-        if self._orchestrator.outstanding_chunks:
-            raise IntegrityError(f"{self._orchestrator.outstanding_chunks} chunks outstanding in an idle engine")
+        if self.orchestrator.outstanding_chunks:
+            raise IntegrityError(f"{self.orchestrator.outstanding_chunks} chunks outstanding in an idle engine")
         self.runtime.client_hub.check_integrity()
         if self.runtime.client_hub.held():
             raise IntegrityError("the client's connector still stores payloads")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -24,40 +25,25 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            f"{_PREFIX}_requests", "Requests by task and finish reason", ["task", "reason"], registry=self._registry
+        counter = partial(Counter, namespace=_PREFIX, registry=self._registry)
+        histogram = partial(Histogram, namespace=_PREFIX, registry=self._registry)
+        self._requests = counter("requests", "Requests by task and finish reason", ["task", "reason"])
+        self._rejected = counter("requests_rejected", "Requests not admitted, by code", ["code"])
+        self._ttft = histogram("ttft_seconds", "Time to first text", ["task"], buckets=SECONDS)
+        self._tpot = histogram("tpot_seconds", "Time per output token after the first", ["task"], buckets=SECONDS)
+        self._ttfp = histogram("ttfp_seconds", "Time to first media packet", ["task"], buckets=SECONDS)
+        self._e2el = histogram("e2el_seconds", "End-to-end latency", ["task"], buckets=SECONDS)
+        self._rtf = histogram("rtf", "Wall time / audio duration", ["task"], buckets=RATIOS)
+        self._text_tokens = counter("text_tokens", "Text tokens delivered")
+        self._audio_seconds = counter("audio_seconds", "Audio seconds delivered")
+        self._images = counter("images", "Pictures delivered, previews not counted")
+        self._frames = counter("video_frames", "Video frames delivered")
+        self._tokens = counter("stage_tokens", "Tokens of requests that a stage has done", ["stage", "kind"])
+        self._stage_seconds = histogram(
+            "stage_seconds", "What a request spent at a stage, by kind", ["stage", "kind"], buckets=STAGE_SECONDS
         )
-        self._rejected = Counter(
-            f"{_PREFIX}_requests_rejected", "Requests not admitted, by code", ["code"], registry=self._registry
-        )
-        self._ttft = self._seconds("ttft", "Time to first text")
-        self._tpot = self._seconds("tpot", "Time per output token after the first")
-        self._ttfp = self._seconds("ttfp", "Time to first media packet")
-        self._e2el = self._seconds("e2el", "End-to-end latency")
-        self._rtf = Histogram(
-            f"{_PREFIX}_rtf", "Wall time / audio duration", ["task"], buckets=RATIOS, registry=self._registry
-        )
-        self._text_tokens = Counter(f"{_PREFIX}_text_tokens", "Text tokens delivered", registry=self._registry)
-        self._audio_seconds = Counter(f"{_PREFIX}_audio_seconds", "Audio seconds delivered", registry=self._registry)
-        self._images = Counter(f"{_PREFIX}_images", "Pictures delivered, previews not counted", registry=self._registry)
-        self._frames = Counter(f"{_PREFIX}_video_frames", "Video frames delivered", registry=self._registry)
-        self._tokens = Counter(
-            f"{_PREFIX}_stage_tokens", "Tokens of requests that a stage has done", ["stage", "kind"],
-            registry=self._registry,
-        )  # fmt: skip
-        self._stage_seconds = Histogram(
-            f"{_PREFIX}_stage_seconds", "What a request spent at a stage, by kind", ["stage", "kind"],
-            buckets=STAGE_SECONDS, registry=self._registry,
-        )  # fmt: skip
-        self._chunks = Counter(
-            f"{_PREFIX}_stage_chunks", "Chunks a stage handed on", ["stage", "replica"], registry=self._registry
-        )
-        self._bytes = Counter(
-            f"{_PREFIX}_stage_bytes", "Payload bytes a stage handed on", ["stage", "replica"], registry=self._registry
-        )
-
-    def _seconds(self, name: str, help_text: str) -> Histogram:
-        return Histogram(f"{_PREFIX}_{name}_seconds", help_text, ["task"], buckets=SECONDS, registry=self._registry)
+        self._chunks = counter("stage_chunks", "Chunks a stage handed on", ["stage", "replica"])
+        self._bytes = counter("stage_bytes", "Payload bytes a stage handed on", ["stage", "replica"])
 
     def watch(self, replicas: Callable[[], list[Replica]], gauges: Callable[[], dict[str, float]]) -> None:
         """Adds the state of replicas and the engine's own gauges to every scrape."""

@@ -33,14 +33,15 @@ PROGRESS = "progress"
 
 
 class Orchestrator:
-    """See the module docstring. `attach` gives it the runtime whose replicas it drives."""
+    """See the module docstring. `attach` gives it the runtime whose replicas it drives. `records` are live requests by
+    id, those that wait for abort acknowledgements included."""
 
     def __init__(self, config: OmniConfig, pipeline: PipelineConfig, metrics: EngineMetrics) -> None:
         self._config = config
         self._pipeline = pipeline
         self._variant = variant_of(config, pipeline)
         self._metrics = metrics
-        self._records: dict[str, RequestRecord] = {}
+        self.records: dict[str, RequestRecord] = {}
         self._outstanding: dict[ChunkKey, Outstanding] = {}
         self._router = Router(config)
         self._runtime: StageRuntime | None = None
@@ -58,17 +59,12 @@ class Orchestrator:
         return self._runtime
 
     @property
-    def records(self) -> dict[str, RequestRecord]:
-        """Live requests by id, those that wait for abort acknowledgements included."""
-        return self._records
-
-    @property
     def outstanding_chunks(self) -> int:
         return len(self._outstanding)
 
     def needs(self, stages: list[str]) -> bool:
         """True while a live request visits one of the stages."""
-        return any(stage in record.plan.stages for record in self._records.values() for stage in stages)
+        return any(stage in record.plan.stages for record in self.records.values() for stage in stages)
 
     def handles(self, replicas: frozenset[ReplicaId]) -> bool:
         """True while a chunk that one of the replicas stores is outstanding."""
@@ -101,7 +97,7 @@ class Orchestrator:
         """Starts an admitted request. Raises RequestError for bad sampling parameters."""
         for stage in record.plan.stages:
             self.sampling_for(record, stage)
-        self._records[record.id] = record
+        self.records[record.id] = record
         record.progress = self._now()
         self._arm(record)
         self._dispatch_all(record)
@@ -234,7 +230,7 @@ class Orchestrator:
 
     def on_message(self, replica: Replica, message: FromStage) -> None:
         now = self._now()
-        take_down(self._records, replica.id.stage, message, now)
+        take_down(self.records, replica.id.stage, message, now)
         for key in message.consumed:
             self._consumed(replica.id, key)
         for chunk in message.chunks:
@@ -259,7 +255,7 @@ class Orchestrator:
         self._route(record, replica.id, chunk)
 
     def _current(self, request_id: str, epoch: int) -> RequestRecord | None:
-        record = self._records.get(request_id)
+        record = self.records.get(request_id)
         return record if record is not None and record.epoch == epoch and not record.ending else None
 
     def _consumed(self, reader: ReplicaId, key: ChunkKey) -> None:
@@ -273,7 +269,7 @@ class Orchestrator:
 
     def _sweep(self, reader: ReplicaId, visit: Visit) -> None:
         """A reader holds nothing of a request any more: whatever it was sent counts as consumed."""
-        record = self._records.get(visit.request_id)
+        record = self.records.get(visit.request_id)
         for key in list(record.keys) if record is not None else ():
             if key.epoch == visit.epoch and reader in self._outstanding[key].readers:
                 self._consumed(reader, key)
@@ -334,7 +330,7 @@ class Orchestrator:
             self._terminate(record, FinishReason.ERROR, info)
 
     def abort(self, request_id: str) -> bool:
-        record = self._records.get(request_id)
+        record = self.records.get(request_id)
         if record is None or record.ending:
             return False
         self._terminate(record, FinishReason.ABORT, None)
@@ -378,13 +374,13 @@ class Orchestrator:
         entry = self._outstanding.pop(key, None)
         if entry is None:
             return
-        record = self._records.get(key.request_id)
+        record = self.records.get(key.request_id)
         if record is not None:
             record.keys.discard(key)
         self._release(entry.producer, key)
 
     def _acknowledge(self, replica: Replica, visit: Visit) -> None:
-        record = self._records.get(visit.request_id)
+        record = self.records.get(visit.request_id)
         if record is None or (replica.id, visit.epoch) not in record.acks:
             return
         record.acks.discard((replica.id, visit.epoch))
@@ -401,7 +397,7 @@ class Orchestrator:
         if record.ending and not record.acks:
             for stage in record.plan.stages:
                 self._leave_quarantine(record, stage)
-            self._records.pop(record.id, None)
+            self.records.pop(record.id, None)
             for waiter in self._on_gone:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -452,7 +448,7 @@ class Orchestrator:
         ]
 
     def on_ready(self, replica: Replica) -> None:
-        for record in list(self._records.values()):
+        for record in list(self.records.values()):
             for stage, visit in record.visits.items():
                 parked = visit.replica == replica.id and visit.state == "parked" and not record.ending
                 if parked and self._quarantine.admits(stage, record.id):
@@ -462,7 +458,7 @@ class Orchestrator:
         for key, entry in list(self._outstanding.items()):
             if replica.id in entry.readers:
                 self._consumed(replica.id, key)
-        for record in list(self._records.values()):
+        for record in list(self.records.values()):
             for ack in [ack for ack in record.acks if ack[0] == replica.id]:
                 record.acks.discard(ack)
             visit = record.visits.get(replica.id.stage)

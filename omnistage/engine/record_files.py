@@ -171,11 +171,9 @@ def versions() -> dict[str, str]:
 
 def encoded(payload: MultimodalPayload) -> bytes:
     """Length of the header, header, body."""
-    header = payload.header()
+    header, body = payload.packed()
     raw = msgspec.msgpack.encode(header)
-    body = bytearray(header.nbytes)
-    payload.write(header, memoryview(body))
-    return len(raw).to_bytes(_LENGTH_BYTES, "little") + raw + bytes(body)
+    return len(raw).to_bytes(_LENGTH_BYTES, "little") + raw + body
 
 
 def _hash(raw: bytes) -> str:

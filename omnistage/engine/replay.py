@@ -138,7 +138,7 @@ class Replay:
             raise RecordError("replay: the record has no stage journal")
         self._record = record
         self._post = _Post(record)
-        self._schedule, self._recorded = _ScheduleHash(), _ScheduleHash()
+        self._schedule = _ScheduleHash()
         self._lives: list[StageRerun] = []
 
     def run(self) -> ReplayReport:
@@ -157,19 +157,23 @@ class Replay:
         answered = [ended for ended in self._record.answers.values() if self._post.given_again(ended)]
         if difference is None and not stuck:
             difference = self._answer_difference(answered)
-        for name, file in self._record.journals.items():
-            for entry in _entries(file):
-                self._recorded.take(name, entry)
         return ReplayReport(
             requests=len(self._record.requests),
             answers=len(answered),
             steps=sum(life.steps for life in self._lives),
-            recorded_schedule=self._recorded.text(),
+            recorded_schedule=self._recorded_schedule(),
             schedule=self._schedule.text(),
             difference=difference,
             cut_off=[] if difference is not None else [life.name.stage for life in stuck],
             other_versions=other_versions(self._record),
         )
+
+    def _recorded_schedule(self) -> str:
+        recorded = _ScheduleHash()
+        for name, file in self._record.journals.items():
+            for entry in _entries(file):
+                recorded.take(name, entry)
+        return recorded.text()
 
     def _open(self) -> None:
         config = self._record.header.config

@@ -55,8 +55,7 @@ def _check_tools(request: OmniRequest, specs: list[StageSpec]) -> None:
 
 
 async def _check_grammar(stage: str, layer: dict[str, Any], tools: ToolUse | None, specs: list[StageSpec]) -> None:
-    demand: dict[str, Any] = {key: layer[key] for key in ("structured_outputs", "ignore_eos") if key in layer}
-    sampling = sampling_params(stage or "text", demand)
+    sampling = _demand(stage, layer)
     able = [spec for spec in specs if CAPABILITY in spec.capabilities and stage in ("", spec.name)]
     wanted = sampling.structured_outputs
     if wanted is not None and not able:
@@ -67,6 +66,11 @@ async def _check_grammar(stage: str, layer: dict[str, Any], tools: ToolUse | Non
     grammar = request_grammar(sampling, tools, formats[0] if formats else None)
     if grammar is not None:
         await asyncio.to_thread(check_grammar, grammar, "tools" if wanted is None else wanted.param)
+
+
+def _demand(stage: str, layer: dict[str, Any]) -> SamplingParams:
+    given: dict[str, Any] = {key: layer[key] for key in ("structured_outputs", "ignore_eos") if key in layer}
+    return sampling_params(stage or "text", given)
 
 
 async def _check_functions(tools: ToolUse) -> None:

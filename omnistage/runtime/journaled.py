@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -102,24 +103,24 @@ class JournaledEngine:
     def add(self, request: StageRequest) -> None:
         owner = self._owners.setdefault(request.cache_salt, f"owner-{len(self._owners)}")
         known = msgspec.structs.replace(request, cache_salt=owner)
-        error = ""
-        try:
+        with self._noted(lambda error: Added(known, error, self._clock.take())):
             self._inner.add(request)
-        except Exception as raised:
-            error = text_of(raised)
-            raise
-        finally:
-            self._note(Added(known, error, self._clock.take()))
 
     def feed(self, chunk: InputChunk) -> None:
+        with self._noted(lambda error: Fed(chunk.request_id, chunk.port, chunk.seq, error, self._clock.take())):
+            self._inner.feed(chunk)
+
+    @contextmanager
+    def _noted(self, entry: Callable[[str], Entry]) -> Iterator[None]:
+        """Notes a call when it ends, with the text of what it raised ("" for nothing)."""
         error = ""
         try:
-            self._inner.feed(chunk)
+            yield
         except Exception as raised:
             error = text_of(raised)
             raise
         finally:
-            self._note(Fed(chunk.request_id, chunk.port, chunk.seq, error, self._clock.take()))
+            self._note(entry(error))
 
     def abort(self, request_id: str) -> None:
         self._inner.abort(request_id)

@@ -119,7 +119,7 @@ class StageLoop:
         self._out = FromStage()
         self._frames = FrameBuffer()
         self._decode = msgspec.msgpack.Decoder(ToStage).decode
-        self._stopping = False
+        self.stopping = False
         self._counters: dict[str, float] = {}
         self._counters_at = 0.0
         self._moved = False
@@ -132,7 +132,7 @@ class StageLoop:
         """Reports that it is ready, then serves until the socket closes or a shutdown message comes."""
         self.begin()
         try:
-            while not self._stopping:
+            while not self.stopping:
                 self.turn()
             self._flush(idle=True)
         except (BrokenPipeError, ConnectionResetError):
@@ -148,10 +148,6 @@ class StageLoop:
         """Releases everything; nothing more is sent."""
         self._engine.close()
         self._selector.close()
-
-    @property
-    def stopping(self) -> bool:
-        return self._stopping
 
     @property
     def pending(self) -> bool:
@@ -180,7 +176,7 @@ class StageLoop:
                 continue
             data = self._socket.recv(RECEIVE_BYTES)
             if not data:
-                self._stopping = True
+                self.stopping = True
             for raw in self._frames.push(data):
                 self._apply(self._decode(raw))
 
@@ -201,7 +197,7 @@ class StageLoop:
             self._probe(probe)
         if message.shutdown:
             self._faults.hit("shutdown_received")
-            self._stopping = True
+            self.stopping = True
 
     def _abort(self, abort: Abort) -> None:
         request_id, epoch = abort.request_id, abort.epoch

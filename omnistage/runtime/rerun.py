@@ -158,11 +158,9 @@ def _input(entry: Fed, chunk: Given) -> InputChunk:
 
 def copied(payload: MultimodalPayload) -> MultimodalPayload:
     """A payload as a reader in another process gets it: read-only arrays, plain metadata."""
-    header = payload.header()
-    body = bytearray(header.nbytes)
-    payload.write(header, memoryview(body))
+    header, body = payload.packed()
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(header), type=type(header))
-    return read_payload(plain, bytes(body))
+    return read_payload(plain, body)
 
 
 def _difference(recorded: Entry, done: list[Entry]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
@@ -145,7 +145,7 @@ class StageRuntime:
         await asyncio.gather(*(self._launch(plan) for plan in self._plans))
         try:
             async with asyncio.timeout(self._config.limits.start_timeout_s):
-                await self._until_started()
+                await self._until_ready(self.replicas.values())
         except TimeoutError:
             waiting = ", ".join(str(r.id) for r in self.replicas.values() if not r.ready)
             await self.stop()
@@ -156,10 +156,10 @@ class StageRuntime:
             await self.stop()
             raise
 
-    async def _until_started(self) -> None:
-        while not all(replica.ready for replica in self.replicas.values()):
-            for replica in self.replicas.values():
-                if replica.detail and not replica.ready:  # why it went down, or a fatal report
+    async def _until_ready(self, replicas: Collection[Replica]) -> None:
+        while down := [replica for replica in replicas if not replica.ready]:
+            for replica in down:
+                if replica.detail:  # why it went down, or a fatal report
                     cause = f"stage {replica.id.stage} did not start: {replica.detail}"
                     raise StageError(cause, stage=replica.id.stage)
             self._changed.clear()
@@ -206,7 +206,8 @@ class StageRuntime:
     async def revive(self, plan: HostPlan) -> None:
         """Launches a retired process and returns when its replicas are ready. Raises StageError."""
         self._retired.discard(plan.name)
-        for replica in (self.replicas[each] for each in plan.replicas):
+        replicas = [self.replicas[each] for each in plan.replicas]
+        for replica in replicas:
             replica.state = "starting"
             replica.detail = ""
             replica.restarts += 1
@@ -214,18 +215,11 @@ class StageRuntime:
         limit = self._config.limits.start_timeout_s
         try:
             async with asyncio.timeout(limit):
-                await self._until_up(plan)
+                await self._until_ready(replicas)
         except TimeoutError:
             stage = plan.replicas[0].stage
             text = f"stage {stage} was not ready within limits.start_timeout_s = {limit:g} s"
             raise StageError(text, stage=stage) from None
-
-    async def _until_up(self, plan: HostPlan) -> None:
-        while down := [self.replicas[each] for each in plan.replicas if not self.replicas[each].ready]:
-            if down[0].detail:
-                raise StageError(f"stage {down[0].id.stage} did not start: {down[0].detail}", stage=down[0].id.stage)
-            self._changed.clear()
-            await self._changed.wait()
 
     # -- launching
 
