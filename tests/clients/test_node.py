@@ -50,7 +50,7 @@ def shape(value: Any, path: str = "") -> set[str]:
         return {path} | {found for key, inner in value.items() for found in shape(inner, f"{path}.{key}")}
     if isinstance(value, list):
         return {path} | {found for inner in value for found in shape(inner, f"{path}[]")}
-    return {path} if value is None else {f"{path}:{'number' if isinstance(value, int | float) else 'text'}"}
+    return {path} if value is None else {path, f"{path}:{'number' if isinstance(value, int | float) else 'text'}"}
 
 
 def shapes_of(kind: str, text: str) -> set[str]:
