@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
@@ -181,12 +181,6 @@ class StageRuntime:
             os.close(fd)
         self._arenas.clear()
 
-    def kill(self, replica: Replica) -> None:
-        """Ends a replica's process at once (a stalled stage); it is restarted like any that died."""
-        host = self._hosts.get(replica.host)
-        if host is not None and not host.plan.is_main:
-            host.kill()
-
     # -- planned interruptions
 
     def hosts_of(self, stage: str) -> list[HostPlan]:
@@ -245,16 +239,11 @@ class StageRuntime:
         for replica_id in plan.replicas:
             replica = self.replicas[replica_id]
             ours, theirs = replica_socket()
-            replica.link = Link(self._outgoing, self._hears(replica), self._closes(replica, host))
+            hears, closes = partial(self._on_message, replica), partial(self._on_closed, replica, host)
+            replica.link = Link(self._outgoing, hears, closes)
             await loop.create_unix_connection(partial(_same, replica.link), sock=ours)
             replica_plans.append(self._replica_plan(replica_id, theirs))
         await host.start(replica_plans)
-
-    def _hears(self, replica: Replica) -> Callable[[FromStage], None]:
-        return lambda message: self._on_message(replica, message)
-
-    def _closes(self, replica: Replica, host: Host) -> Callable[[], None]:
-        return lambda: self._on_closed(replica, host)
 
     def _replica_plan(self, replica: ReplicaId, socket_fd: int) -> ReplicaPlan:
         stage = self._config.stages[replica.stage]

@@ -161,10 +161,13 @@ class Exchange:
         all_headers = [(b"content-type", content_type), *self._base_headers, *headers]
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
-    async def start_events(self, trailer: bytes) -> None:
-        """Starts a stream of server-sent events that ends with `trailer`."""
-        self.trailer = trailer
-        await self.start(200, EVENT_STREAM, ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")))
+    async def send_events(self, data: bytes, trailer: bytes = b"") -> None:
+        """Sends server-sent events, if there are any; the first call starts the stream, which ends with `trailer`."""
+        if not self.started:
+            self.trailer = trailer
+            await self.start(200, EVENT_STREAM, ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")))
+        if data:
+            await self.write(data)
 
     async def write(self, data: bytes) -> None:
         """Sends a piece of the answer; waits while the client reads too slowly."""

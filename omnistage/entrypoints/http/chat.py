@@ -203,12 +203,9 @@ class _ChoiceStream:
     def _words(self, output: OmniRequestOutput) -> Delta:
         if is_reasoning(output):
             return Delta(reasoning_content=output.text, reasoning=output.text)
-        return self._text(output.text)
-
-    def _text(self, text: str) -> Delta:
         if self._audio is None:
-            return Delta(content=text)
-        return Delta(audio=DeltaAudio(id=self._audio_id, transcript=text))
+            return Delta(content=output.text)
+        return Delta(audio=DeltaAudio(id=self._audio_id, transcript=output.text))
 
     def _data(self, data: bytes) -> list[ChunkChoice]:
         if not data:
@@ -246,10 +243,7 @@ class _Stream:
         async with aclosing(choice_events(self._state.engine, self._job.requests, self._job.media)) as events:
             async for index, output in events:
                 data = b"".join([self._event(choice) for choice in await self._choices[index].deltas(output)])
-                if not exchange.started:
-                    await exchange.start_events(DONE)
-                if data:
-                    await exchange.write(data)
+                await exchange.send_events(data, DONE)
         await exchange.end(self._usage_event() + DONE)
 
     def _event(self, choice: ChunkChoice) -> bytes:

@@ -151,10 +151,7 @@ class _Stream:
         async with aclosing(choice_events(self._state.engine, self._job.requests, {})) as events:
             async for index, output in events:
                 data = self._event(index, output)
-                if not exchange.started:
-                    await exchange.start_events(DONE)
-                if data:
-                    await exchange.write(data)
+                await exchange.send_events(data, DONE)
         await exchange.end(self._usage_event() + DONE)
 
     def _event(self, index: int, output: OmniRequestOutput) -> bytes:

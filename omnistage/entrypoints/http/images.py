@@ -182,8 +182,7 @@ async def _events(state: ServerState, exchange: Exchange, ask: Ask, media: Media
     sent = 0
     async with aclosing(choice_events(state.engine, [ask.request], media)) as events:
         async for _, output in events:
-            if not exchange.started:
-                await exchange.start_events(DONE)
+            await exchange.send_events(b"", DONE)
             for array in _images(output, "partial")[: previews - sent]:
                 item = pictures.event(f"{kind}.partial_image", await pictures.encode(array))
                 await exchange.write(event(msgspec.structs.replace(item, partial_image_index=sent)))

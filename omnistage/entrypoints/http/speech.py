@@ -121,10 +121,7 @@ async def _events(state: ServerState, exchange: Exchange, body: SpeechRequest, r
         async for output in events:
             last = output
             data = await sound.feed(output.payload)
-            if not exchange.started:
-                await exchange.start_events(b"")
-            if data:
-                await exchange.write(event(SpeechDelta(base64_text(data))))
+            await exchange.send_events(event(SpeechDelta(base64_text(data))) if data else b"")
     if exchange.disconnected:
         raise ClientDisconnected
     rest = await sound.finish()

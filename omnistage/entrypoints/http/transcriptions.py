@@ -139,10 +139,8 @@ async def _answer(
     async with aclosing(request_events(state.engine, _request(fields), {"audio": payload})) as events:
         async for output in events:
             delta = heard.note(output)
-            if fields.stream and not exchange.started:
-                await exchange.start_events(b"")
-            if fields.stream and delta:
-                await exchange.write(event(TranscriptDelta(delta)))
+            if fields.stream:
+                await exchange.send_events(event(TranscriptDelta(delta)) if delta else b"")
     if fields.stream:
         await exchange.end(event(TranscriptDone(heard.text, audio_usage(heard.metrics))))
     else:

@@ -15,8 +15,8 @@ _TRUSTED_CALLS = 3
 class CostCurve:
     """Seconds of a call by its rows: piecewise linear through what was measured, proportional to rows beyond it.
 
-    `points` ((rows, seconds), ...) are given measurements. With none at all a row counts as one second, so that ratios
-    are those of rows.
+    `points` ((rows, seconds), ...) are given measurements, later those in use, by rows. With none at all a row counts
+    as one second, so that ratios are those of rows.
     """
 
     def __init__(self, points: tuple[tuple[int, float], ...] = ()) -> None:
@@ -26,13 +26,8 @@ class CostCurve:
         for rows, seconds in points:
             bucket = _bucket(rows)
             self._calls[bucket], self._rows[bucket], self._seconds[bucket] = _TRUSTED_CALLS, rows, seconds
-        self._points: list[tuple[int, float]] = []
+        self.points: list[tuple[int, float]] = []
         self._refresh()
-
-    @property
-    def points(self) -> tuple[tuple[int, float], ...]:
-        """The measurements in use, by rows."""
-        return tuple(self._points)
 
     def observe(self, rows: int, seconds: float) -> None:
         """Takes the duration of one call."""
@@ -48,7 +43,7 @@ class CostCurve:
 
     def seconds(self, rows: int) -> float:
         """The expected duration of a call of `rows` rows."""
-        points = self._points
+        points = self.points
         if not points:
             return float(rows)
         at = bisect_left(points, (rows, -math.inf))
@@ -61,7 +56,7 @@ class CostCurve:
 
     def _refresh(self) -> None:
         trusted = sorted(b for b, calls in self._calls.items() if calls >= _TRUSTED_CALLS)
-        self._points = [(self._rows[b], self._seconds[b]) for b in trusted]
+        self.points = [(self._rows[b], self._seconds[b]) for b in trusted]
 
 
 def _bucket(rows: int) -> int:

@@ -29,7 +29,7 @@ def test_two_calls_are_not_trusted_yet() -> None:
     curve = CostCurve()
     curve.observe(64, 0.5)
     curve.observe(64, 0.5)
-    assert curve.points == ()
+    assert curve.points == []
 
 
 def test_a_machine_that_became_slower_is_noticed() -> None:
