@@ -27,6 +27,7 @@ SUPERVISORS = {
     "runtime/loop.py": 2,
     "runtime/replica.py": 1,
     "entrypoints/http/app.py": 1,
+    "entrypoints/http/video_jobs.py": 1,
     "entrypoints/realtime/socket.py": 1,
     "testing/stagebench.py": 1,
 }
