@@ -76,7 +76,7 @@ class Replay:
 
     def send(self, entry: dict[str, Any]) -> httpx.Response:
         path = VIDEO_ID.sub(lambda found: self._ids.get(found[0], found[0]), entry["path"])
-        if entry["method"] == "GET" and "/video_" in path:
+        if entry["method"] == "GET" and entry["status"] == 200 and "/video_" in path:
             self._wait_for(entry["server"], path.removesuffix("/content"))
         answer = self._clients[entry["server"]].request(
             entry["method"], path, headers=entry["headers"], content=base64.b64decode(entry["body"])
