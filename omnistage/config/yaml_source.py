@@ -40,12 +40,8 @@ def read_entries(file: Path, label: str | None = None) -> list[Entry]:
         if root is not None:
             _walk(root, (), name, entries)
     except yaml.YAMLError as error:
-        raise ConfigError(f"deploy file {name}: {_one_line(error)}", param="deploy") from None
+        raise ConfigError(f"deploy file {name}: {' '.join(str(error).split())}", param="deploy") from None
     return entries
-
-
-def _one_line(error: yaml.YAMLError) -> str:
-    return " ".join(str(error).split())
 
 
 def _walk(node: yaml.Node, path: tuple[str, ...], name: str, entries: list[Entry]) -> None:

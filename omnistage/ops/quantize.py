@@ -44,7 +44,10 @@ class Int4Linear(nn.Module):
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with 8-bit weights and one scale per output, for heads: 4 bits there cost too much quality."""
+    """A linear layer with 8-bit weights and one scale per output, for heads: 4 bits there cost too much quality.
+
+    The embedding that a head may share its weight with stays whole.
+    """
 
     levels: Tensor
     scales: Tensor
@@ -92,8 +95,3 @@ def pack_linears(module: nn.Module) -> int:
             setattr(module, name, Int4Linear(child))
             packed += 1
     return packed
-
-
-def pack_head(head: nn.Linear) -> nn.Module:
-    """The 8-bit copy of an output head; the embedding that it may share its weight with stays whole."""
-    return Int8Linear(head)

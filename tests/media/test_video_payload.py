@@ -8,8 +8,7 @@ import pytest
 
 from omnistage.config.model import LimitsConfig
 from omnistage.errors import RequestError
-from omnistage.media.jobs import DecodeJob, decode
-from omnistage.media.sound_track import decode_sound_track
+from omnistage.media.jobs import DecodeJob, decode, decode_sound_track
 from omnistage.payload import MultimodalPayload
 
 SECONDS = 1.0

@@ -18,11 +18,11 @@ from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
 from omnistage.stages.ar.chat_template import ChatTemplate
-from omnistage.stages.ar.conversation import conversation_text
 from omnistage.stages.ar.model import Constraint, ContentSpan, Emitted, Event, Prompt, Sequence, Work
 from omnistage.stages.ar.sections import Sections
 from omnistage.stages.ar.text_model import eos_ids
 from omnistage.stages.ar.text_output import TextOutput
+from omnistage.stages.ar.text_prompt import conversation_text
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
 from omnistage.stages.base import InputChunk, StageRequest

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from omnistage.ops.quantize import pack_head, pack_linears
+from omnistage.ops.quantize import Int8Linear, pack_linears
 
 
 class PackedExperts(nn.Module):
@@ -43,7 +43,7 @@ def pack_thinker(thinker: Any) -> None:
     for layer in model.layers:
         if "experts" in dict(layer.mlp.named_children()):
             layer.mlp.experts = PackedExperts(layer.mlp.experts)
-    thinker.lm_head = pack_head(thinker.lm_head)
+    thinker.lm_head = Int8Linear(thinker.lm_head)
 
 
 def _linear(weight: Tensor) -> nn.Linear:

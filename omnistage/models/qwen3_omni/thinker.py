@@ -26,11 +26,11 @@ from omnistage.ops.paged_attention import AttentionPlan, attention_implementatio
 from omnistage.ops.tensor_payload import to_payload
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.ar.chat_template import ChatTemplate
-from omnistage.stages.ar.conversation import conversation_text
 from omnistage.stages.ar.model import Constraint, Emitted, Event, Produced, Prompt, Sequence, Work
 from omnistage.stages.ar.sections import Sections
 from omnistage.stages.ar.text_model import eos_ids
 from omnistage.stages.ar.text_output import TextOutput
+from omnistage.stages.ar.text_prompt import conversation_text
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
 from omnistage.stages.base import InputChunk, StageRequest

@@ -18,13 +18,12 @@ from omnistage.ops.blocked import block_linear, block_linears, choose_layout
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
-from omnistage.ops.quantize import pack_head, pack_linears
+from omnistage.ops.quantize import Int8Linear, pack_linears
 from omnistage.stages.ar.chat_template import ChatTemplate, read_json
-from omnistage.stages.ar.conversation import conversation_text
 from omnistage.stages.ar.model import Constraint, Emitted, Event, Prompt, Sequence, Work
 from omnistage.stages.ar.sections import Sections
 from omnistage.stages.ar.text_output import TextOutput
-from omnistage.stages.ar.text_prompt import flatten_messages
+from omnistage.stages.ar.text_prompt import conversation_text, flatten_messages
 from omnistage.stages.ar.torch_backend import TorchBackend
 from omnistage.stages.ar.torch_model import ForwardResult, ModelShape, SequenceMemory
 from omnistage.stages.base import InputChunk, StageRequest
@@ -75,7 +74,7 @@ class CausalTextModel:
         self._head: Any = model.get_output_embeddings()
         if config.quantization == "int4":
             pack_linears(self._decoder)
-            self._head = pack_head(self._head)
+            self._head = Int8Linear(self._head)
         else:
             layout = choose_layout(config.weight_layout, model)
             block_linears(self._decoder, layout)

@@ -1,10 +1,14 @@
-"""Chat messages with content parts, made ready for a chat template. Torch-free."""
+"""From chat messages to prompt text: content parts flattened, tools explained, the template filled. Torch-free."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from omnistage.config.model import TextMarkup
 from omnistage.errors import RequestError
+from omnistage.request import StageRequest
+from omnistage.stages.ar.chat_template import ChatTemplate
+from omnistage.stages.ar.sections import TOOL_FORMATS
 
 
 def flatten_messages(messages: Any, transcripts: list[str]) -> list[dict[str, Any]]:
@@ -48,3 +52,13 @@ def _part(part: Any, where: str, spoken: list[str]) -> str:
             raise RequestError(f"{where}: this stage has not heard the audio", param=where)
         return spoken.pop()
     raise RequestError(f"{where}: a text stage cannot read a part of type {str(kind)[:32]!r}", param=where)
+
+
+def conversation_text(
+    template: ChatTemplate, messages: list[dict[str, Any]], markup: TextMarkup, request: StageRequest
+) -> str:
+    """The prompt. A template that does not read tools gets them, and earlier calls, in plain messages."""
+    tools = request.tools
+    if template.reads_tools or not markup.tool_format:
+        return template.render(messages, None if tools is None else tools.shown)
+    return template.render(TOOL_FORMATS[markup.tool_format].explained(messages, tools))

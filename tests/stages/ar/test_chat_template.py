@@ -11,7 +11,7 @@ from omnistage.config.model import TextMarkup
 from omnistage.errors import RequestError
 from omnistage.request import StageRequest
 from omnistage.stages.ar.chat_template import ChatTemplate, read_json
-from omnistage.stages.ar.conversation import conversation_text
+from omnistage.stages.ar.text_prompt import conversation_text
 from omnistage.tools import ToolUse, tool_use
 from tests.stages.ar.conftest import CHAT_TEMPLATE
 
