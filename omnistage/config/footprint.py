@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+# Compiled kernels that oneDNN may keep in a process; beyond that the least recently used are dropped.
+CACHED_KERNELS = 96
 # Heaviest library that a stage imports -> resident MiB of its process before anything is loaded.
 Library = Literal["python", "onnxruntime", "torch", "transformers", "diffusers"]
 PROCESS_MB: dict[Library, int] = {
@@ -35,16 +37,24 @@ class KvShape(msgspec.Struct, frozen=True, kw_only=True):
 class Weights(msgspec.Struct, frozen=True):
     """One component: bytes that it takes once loaded, and the most that are resident while it is being loaded.
 
-    Pages of a mapped weight file count in `peak`; the kernel takes back those that `held` does not name.
+    Pages of a mapped weight file count in `peak`; the kernel takes back those that `held` does not name. With `maps`
+    some tensors stay in the file, so that all its pages may be resident later too.
     """
 
     held: int
     peak: int
+    maps: bool = False
+
+    @property
+    def resident(self) -> int:
+        """The most that is resident once it is loaded."""
+        return self.peak if self.maps else self.held
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     """One replica of a stage. `weights` is by component; with `shared`, stages in one process hold equal components
-    once. `extra` names further memory. `missing` names weights that are not on this machine yet.
+    once. `extra` names further memory, `working` is the most that a step holds beside all that. `missing` names weights
+    that are not on this machine yet.
 
     `dtype` is the type it computes in; `layout` how it holds the weights of linear layers, and `reason` why.
     """
@@ -52,6 +62,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, Weights]
     kv: KvShape | None = None
     extra: dict[str, int] = {}
+    working: int = 0
     library: Library = "transformers"
     shared: bool = False
     missing: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from omnistage.config.footprint import Footprint, KvShape, Weights
 from omnistage.config.model import StageConfig
+from omnistage.models.working_memory import ar_step, kernels, layer_of
 from omnistage.ops.layout_rule import LayoutName, automatic_layout, physical_memory
 from omnistage.weights import WeightError
 
@@ -95,7 +96,7 @@ def loaded(tensors: Iterable[TensorHeader], dtype: str) -> Weights:
     tensors = list(tensors)
     copied = sum(tensor.cast(dtype) for tensor in tensors if not _as_stored(tensor, dtype))
     mapped = sum(tensor.stored for tensor in tensors if _as_stored(tensor, dtype))
-    return Weights(mapped + copied, sum(tensor.stored for tensor in tensors) + copied)
+    return Weights(mapped + copied, sum(tensor.stored for tensor in tensors) + copied, maps=mapped > 0)
 
 
 def copied(tensors: Iterable[TensorHeader], dtype: str) -> Weights:
@@ -112,7 +113,8 @@ def _as_stored(tensor: TensorHeader, dtype: str) -> bool:
 def joined(parts: Iterable[Weights]) -> Weights:
     """Parts that are loaded one after the other from files that stay mapped."""
     parts = list(parts)
-    return Weights(sum(part.held for part in parts), sum(part.peak for part in parts))
+    maps = any(part.maps for part in parts)
+    return Weights(sum(part.held for part in parts), sum(part.peak for part in parts), maps)
 
 
 class Chosen(NamedTuple):
@@ -144,7 +146,8 @@ def transformed(
 ) -> Weights:
     """Tensors loaded as the stage's dtype whose linear layers are then packed (int4), or laid out as `layout` says.
 
-    Convolutions among them are held in blocks only. With `joins` the library makes larger tensors of them.
+    Convolutions among them are held in blocks only. With `joins` the library makes larger tensors of them; those that
+    it casts first wait for each other, half of them at the fullest point (measured).
     `head` is the output head: of its own if it is among the tensors, else an embedding's weight that is used twice.
     """
     tensors = list(tensors)
@@ -156,7 +159,8 @@ def transformed(
         made += _made_head(head, stage, layout)
         if is_linear(head) and (stage.quantization == "int4" or layout == "blocked"):
             dropped += head.cast(stage.dtype)
-    return Weights(base.held + made - dropped, base.peak + made)
+    waiting = sum(tensor.cast(stage.dtype) for tensor in tensors if joins and not _as_stored(tensor, stage.dtype)) // 2
+    return Weights(base.held + made - dropped, base.peak + made + waiting, base.maps)
 
 
 def weight_bytes(tensors: Iterable[TensorHeader], dtype: str) -> int:
@@ -221,11 +225,15 @@ def text_model(
     head = next(iter(embeddings if tied else heads), None)
     chosen = layout_of(stage, weight_bytes(kept, stage.dtype))
     weights = transformed(kept, stage, chosen.layout, is_linear_weight, head)
+    layout = "int4" if stage.quantization == "int4" else chosen.layout
+    kv = kv_shape(config, handoff_width)
+    step = ar_step(layer_of(config), head.shape[0] if head is not None else 0, stage, kv.max_model_len)
     return Footprint(
         weights={"model": weights},
-        kv=kv_shape(config, handoff_width),
+        kv=kv,
         extra={"tokenizer, code": TEXT_EXTRA_MB << 20},
+        working=step + kernels(stage, layout),
         dtype=stage.dtype,
-        layout="int4" if stage.quantization == "int4" else chosen.layout,
+        layout=layout,
         reason=chosen.reason,
     )

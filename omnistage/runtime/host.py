@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from omnistage.config.footprint import CACHED_KERNELS
 from omnistage.config.model import OmniConfig, PipelineConfig
 from omnistage.connectors.inline import LocalStore
 from omnistage.runtime.plan import HostPlan, ReplicaPlan, WorkerPlan
@@ -22,6 +23,14 @@ STOP_TIMEOUT_S = 5.0
 # A stage's log is no place for the progress bars of model libraries.
 _QUIET = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# What a process holds beside its tensors is bounded. oneDNN keeps so many compiled kernels (0.6 MB each for a linear
+# layer and a row count; its own limit is 1024). glibc gives large buffers back once they are free (sizes in bytes).
+_MEMORY = {
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(CACHED_KERNELS),
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 20),
+}
 
 
 class Host(Protocol):
@@ -141,11 +150,11 @@ def _reap(process: subprocess.Popen[bytes]) -> int:
 
 
 def _environment(threads: int, *, keep: bool) -> dict[str, str]:
-    """Thread counts and a passive wait policy, which must be set before torch is imported.
+    """Thread counts, bounds of memory and a passive wait policy, which must be set before torch is imported.
 
     OpenMP's default of spinning makes stages that share cores several times slower. `keep` leaves what the user set.
     """
-    wanted = {name: str(threads) for name in _THREAD_VARIABLES} | _QUIET | {"OMP_WAIT_POLICY": "PASSIVE"}
+    wanted = {name: str(threads) for name in _THREAD_VARIABLES} | _QUIET | _MEMORY | {"OMP_WAIT_POLICY": "PASSIVE"}
     return {name: value for name, value in wanted.items() if not keep or name not in os.environ}
 
 

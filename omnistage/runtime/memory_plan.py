@@ -44,6 +44,7 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     weights: dict[str, int]
     extra: dict[str, int]
+    working: int
     kv: KvMemory | None
     arena: int
     need: int | None
@@ -149,14 +150,21 @@ def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream
         layout="" if unknown else declared.layout,
         weights={name: part.held for name, part in declared.weights.items()},
         extra=declared.extra,
+        working=declared.working,
         kv=kv,
         arena=stage.arena_mb * MIB,
         need=None if unknown else beside + sum(part.held for part in declared.weights.values()),
-        peak=None if unknown else beside + sum(part.peak for part in declared.weights.values()),
+        peak=None if unknown else _peak(declared, beside),
         streams=seqs * stage.replicas,
         stream_tokens=length,
         missing=declared.missing,
     )
+
+
+def _peak(declared: Footprint, beside: int) -> int:
+    """The most while the weights are loaded, or later while the stage serves."""
+    parts = declared.weights.values()
+    return max(sum(part.peak for part in parts), beside + sum(part.resident for part in parts))
 
 
 def _kv(shape: KvShape, stage: StageConfig) -> KvMemory:
@@ -167,7 +175,7 @@ def _kv(shape: KvShape, stage: StageConfig) -> KvMemory:
 
 def _beside_weights(declared: Footprint, stage: StageConfig) -> int:
     kv = _kv(declared.kv, stage).nbytes if declared.kv is not None else 0
-    return kv + sum(declared.extra.values())
+    return kv + sum(declared.extra.values()) + declared.working
 
 
 def _process(host: HostPlan, stages: Mapping[str, StageConfig], prints: Mapping[str, Footprint]) -> ProcessMemory:

@@ -28,6 +28,7 @@ def folder(tmp_path: Path) -> Path:
     """A Llama by its headers: tied head, float32, two shards."""
     config = {
         "architectures": ["LlamaForCausalLM"], "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "vocab_size": VOCAB,
+        "intermediate_size": ROWS,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH,
         "tie_word_embeddings": True,
     }  # fmt: skip
@@ -94,6 +95,24 @@ def test_the_totals_are_sums_of_their_parts_and_a_lack_is_told_to_the_byte(folde
     assert planned(folder, {"cpu": plan.total["cpu"]}, replicas=2).lacks == []
     (lack,) = planned(folder, {"cpu": plan.total["cpu"] - 7}, replicas=2).lacks
     assert (lack.device, lack.stage, lack.nbytes) == ("cpu", "thinker", 7)
+
+
+def test_the_working_memory_of_steps_is_a_line_of_its_own_and_part_of_what_a_stage_needs(folder: Path) -> None:
+    (small,), (large,) = (planned(folder, token_budget=budget).stages for budget in (64, 4096))
+    assert small.need is not None
+    assert large.need is not None
+    assert large.working > small.working > 0
+    assert large.need - small.need == large.working - small.working
+
+
+def test_pages_of_a_file_count_while_it_is_read_and_later_only_if_tensors_stay_in_it(folder: Path) -> None:
+    stored = 4 * (EMBEDDING + LINEAR + WIDTH)
+    (cast,) = planned(folder, dtype="bfloat16", kv_memory_mb=1).stages
+    assert cast.need is not None
+    assert cast.peak == max(cast.need, stored * 3 // 2)
+    (blocked,) = planned(folder, weight_layout="blocked", kv_memory_mb=1).stages
+    assert blocked.need is not None
+    assert blocked.peak == blocked.need + 4 * LINEAR
 
 
 def test_an_accelerator_has_a_total_of_its_own(folder: Path) -> None:

@@ -14,7 +14,7 @@ from omnistage.ops.layout_rule import physical_memory
 from omnistage.runtime.memory_plan import CPU, MIB, MemoryPlan, StageMemory, memory_plan
 
 _NVIDIA = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-_HEADS = ("stage", "replicas", "device", "dtype", "weights", "KV", "other", "need", "peak", "arena", "streams")
+_HEADS = ("stage", "replicas", "device", "dtype", "weights", "KV", "step", "other", "need", "peak", "arena", "streams")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,6 +74,7 @@ def _row(stage: StageMemory) -> tuple[str, ...]:
         f"{stage.dtype} {stage.layout}".strip(),
         _mib(sum(stage.weights.values())) if stage.need is not None else "?",
         kv,
+        _mib(stage.working),
         _mib(sum(stage.extra.values())),
         _mib(stage.need) if stage.need is not None else "?",
         _mib(stage.peak) if stage.peak is not None else "?",

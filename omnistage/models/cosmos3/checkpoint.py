@@ -20,6 +20,8 @@ _UNDERSTANDING_ATTENTION = frozenset({"to_q", "to_k", "to_v", "to_out", "norm_q"
 _UNDERSTANDING_LAYER = frozenset({"input_layernorm", "post_attention_layernorm", "mlp"})
 _UNDERSTANDING_TOP = frozenset({"embed_tokens", "norm"})
 _UNUSED = frozenset({"lm_head"})
+# Pixels of one frame, over all requests of a call: the decoder holds a frame's activations of every one of them.
+MAX_PIXELS = 1 << 20
 # Computed in float32 whatever the dtype of the rest.
 FLOAT32_PREFIX = "time_embedder."
 

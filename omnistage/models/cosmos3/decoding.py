@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omnistage.models.cosmos3.checkpoint import MAX_PIXELS
 from omnistage.models.cosmos3.codecs import PictureCodec, SoundCodec, pixels_of
 from omnistage.models.cosmos3.conditions import Conditions
 from omnistage.models.cosmos3.flight import Flight
@@ -16,8 +17,6 @@ from omnistage.payload import MultimodalPayload
 from omnistage.stages.diffusion.model import PARTIAL_PORT, Preview, Produced
 from omnistage.stages.diffusion.previews import preview_is_due
 
-# Pixels of one frame, over all requests of a call: the decoder holds a frame's activations of every one of them.
-_MAX_PIXELS = 1 << 20
 _PICTURES = frozenset({"image", "video"})
 
 
@@ -73,7 +72,7 @@ class Decoder:
             first.end_chunk(self._conditions.decode_chunk(first))
             yield torch.cat(first.chunks, dim=2)[:, :, : first.ask.transfer.total_frames]
         else:
-            size = max(1, _MAX_PIXELS // (first.ask.height * first.ask.width))
+            size = max(1, MAX_PIXELS // (first.ask.height * first.ask.width))
             for at in range(0, len(states), size):
                 latents = torch.cat([state.ready()[0].vision for state in states[at : at + size]])
                 yield from torch.split(self._pictures.decode(latents), 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omnistage.config.footprint import Footprint, Weights
 from omnistage.config.model import OmniConfig, StageConfig
-from omnistage.models.cosmos3.checkpoint import FLOAT32_PREFIX, Tower, read_checkpoint, tower_of
+from omnistage.models.cosmos3.checkpoint import FLOAT32_PREFIX, MAX_PIXELS, Tower, read_checkpoint, tower_of
 from omnistage.models.weight_files import (
     TEXT_EXTRA_MB,
     joined,
@@ -15,6 +15,7 @@ from omnistage.models.weight_files import (
     read_json,
     tensors_of,
 )
+from omnistage.models.working_memory import ar_step, denoising_step, kernels, layer_of
 
 _TOWERS: dict[str, tuple[Tower, ...]] = {
     "diffusion": ("understanding", "generation"),
@@ -30,14 +31,35 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
     if config.variant == "answers":
         text = read_json(folder / "config.json").get("text_config", {})
         weights = {"reasoner": loaded(tensors_of(folder), stage.dtype)}
-        return Footprint(weights=weights, kv=kv_shape(text), extra=_EXTRA, dtype=stage.dtype)
+        kv = kv_shape(text)
+        step = ar_step(layer_of(text), int(text["vocab_size"]), stage, kv.max_model_len) + kernels(stage, "plain")
+        return Footprint(weights=weights, kv=kv, extra=_EXTRA, working=step, dtype=stage.dtype)
     weights = {"transformer": _transformer(folder / "transformer", stage.name, stage.dtype)}
     if stage.name != "reasoner":
         names = ("vae", "sound_tokenizer") if read_checkpoint(folder).sound_dim else ("vae",)
         weights |= {name: loaded(tensors_of(folder / name), stage.dtype) for name in names}
+    step = denoising_step(layer_of(read_json(folder / "transformer" / "config.json")), stage)
+    if stage.name != "reasoner":
+        step = max(step, _picture(folder, stage))
     cache = int(stage.options.get("reasoner_cache_mb", 0)) << 20
     extra = _EXTRA | ({"reasoner cache, at most": cache} if cache else {})
-    return Footprint(weights=weights, extra=extra, library="diffusers", dtype=stage.dtype)
+    working = step + kernels(stage, "plain")
+    return Footprint(weights=weights, extra=extra, working=working, library="diffusers", dtype=stage.dtype)
+
+
+def _picture(folder: Path, stage: StageConfig) -> int:
+    """The picture decoder on one latent frame of as many pixels as it takes at once, or as a step's rows stand for.
+
+    At the full resolution, of the frames that a latent frame becomes: what a block adds to, its normed, activated and
+    padded copies and the result; and two frames that each convolution keeps, a third more for smaller resolutions.
+    """
+    vae = read_json(folder / "vae" / "config.json")
+    scale = int(vae["scale_factor_spatial"]) * 2
+    pixels = min(MAX_PIXELS, stage.token_budget * scale * scale)
+    width = int(vae.get("decoder_base_dim") or vae["base_dim"]) * int(vae["dim_mult"][0])
+    frame = width * pixels // int(vae.get("patch_size") or 1) ** 2 * (4 if stage.dtype == "float32" else 2)
+    kept = 2 * 2 * (int(vae["num_res_blocks"]) + 1)
+    return frame * (5 * int(vae["scale_factor_temporal"]) + kept + kept // 3)
 
 
 def _transformer(folder: Path, stage: str, dtype: str) -> Weights:

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -156,10 +157,12 @@ class Drawer:
         return state.grid
 
     def decode(self, states: list[Flight]) -> list[list[Produced]]:
+        """The decoder takes as many pixels at once as a picture of the base size has."""
         latents = torch.cat([state.ready().latents for state in states])
         found = {"latents": latents.cpu().numpy()}
         if any("image" in state.request.outputs for state in states):
-            found["image"] = self._pixels(latents).numpy()
+            most = max(1, self._checkpoint.base_size**2 // (latents[0, 0].numel() * self._checkpoint.spatial**2))
+            found["image"] = np.concatenate([self._pixels(part).numpy() for part in torch.split(latents, most)])
         for state in states:
             state.done = True
         return [

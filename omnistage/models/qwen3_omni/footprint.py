@@ -7,6 +7,7 @@ from typing import Any
 
 from omnistage.config.footprint import Footprint, KvShape
 from omnistage.config.model import OmniConfig, StageConfig
+from omnistage.models.qwen3_omni.tiles import TILE
 from omnistage.models.weight_files import (
     TEXT_EXTRA_MB,
     TensorHeader,
@@ -18,9 +19,14 @@ from omnistage.models.weight_files import (
     transformed,
     weight_bytes,
 )
+from omnistage.models.working_memory import ar_step, kernels, layer_of
 
 _EMBEDDING = "thinker.model.embed_tokens.weight"
 _HEAD = "thinker.lm_head.weight"
+# What a first request brings into memory where no text is read: MiB, measured.
+_CODE_MB = 20
+# Of the vocoder's residual units.
+_TAPS, _DILATIONS = 7, (1, 3, 9)
 
 
 def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
@@ -37,17 +43,48 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
         transformed(experts, stage, "plain", lambda tensor: True, joins=True),
         transformed(rest, stage, chosen.layout, is_linear, head),
     ]
-    extra = {"tokenizer, code": TEXT_EXTRA_MB << 20}
+    extra = {"tokenizer, code": TEXT_EXTRA_MB << 20} if stage.name == "thinker" else {"code": _CODE_MB << 20}
     if "encoder_cache_mb" in stage.options:
         extra["encoder cache, at most"] = int(stage.options["encoder_cache_mb"]) << 20
+    layout = "int4" if stage.quantization == "int4" else chosen.layout
+    told = read_json(folder / "config.json")
     return Footprint(
         weights={stage.name: joined(parts)},
-        kv=_kv(read_json(folder / "config.json"), config.variant, stage.name),
+        kv=_kv(told, config.variant, stage.name),
         extra=extra,
+        working=_step(told, stage, tensors) + kernels(stage, layout),
         dtype=stage.dtype,
-        layout="int4" if stage.quantization == "int4" else chosen.layout,
+        layout=layout,
         reason=chosen.reason,
     )
+
+
+def _step(config: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader]) -> int:
+    if stage.name == "code2wav":
+        return vocoder_step(config["code2wav_config"], stage, tensors)
+    text = config[f"{stage.name}_config"]["text_config"]
+    return ar_step(layer_of(text), int(text["vocab_size"]), stage, int(text["max_position_embeddings"]))
+
+
+def vocoder_step(sizes: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader]) -> int:
+    """A step of the vocoder: tiles, what streams carry, and a plain convolution's weight that is put in order.
+
+    A layer that upsamples by r and halves the channels makes r / 2 of a tile, which stays until its tiles are through;
+    in the largest such layer eight tensors of that size are alive, two of them in the order of the kernel. Of every
+    convolution of `t` taps a stream keeps (t - 1) * dilation inputs, of every attention layer keys and values of its
+    window.
+    """
+    item = 4 if stage.dtype == "float32" else 2
+    grown = [rate / 2 for rate in sizes["upsample_rates"]]
+    tiles = TILE * item * (sum(grown) + 8 * max(grown))
+    windows = 2 * sizes["num_hidden_layers"] * sizes["num_attention_heads"] * sizes["sliding_window"]
+    windows *= sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
+    carried = sum(
+        sum((_TAPS - 1) * dilation for dilation in _DILATIONS) * sizes["decoder_dim"] >> level
+        for level in range(1, len(grown) + 1)
+    )
+    ordered = max(tensor.cast(stage.dtype) for tensor in tensors if len(tensor.shape) == 3)
+    return int(tiles + stage.max_num_seqs * (windows + carried) * item + ordered)
 
 
 def _is_loaded(name: str, stage: str) -> bool:

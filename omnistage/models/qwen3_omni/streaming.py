@@ -3,6 +3,7 @@
 Every layer is causal up to a fixed delay, so each carries what its next outputs still need of its past input and no
 frame is computed twice. New rows of all streams lie behind each other along time in one tensor [1, C, T]; a
 convolution sees each stream's carried rows before its new ones, and outputs that straddle two streams are dropped.
+Since time can be cut anywhere, rows that have become many go on in tiles: memory does not grow with frames or streams.
 
 A transposed convolution of stride r and kernel 2r, trimmed by r on both sides, needs one later input frame, so T frames
 give a fixed number of samples less than T whole frames (555 of 1920 * T in the released model). There is no tail to
@@ -12,7 +13,7 @@ flush: a whole decode ends at the same sample.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from omnistage.errors import StageError
+from omnistage.models.qwen3_omni.tiles import TILE
 
 _WINDOWED = "omnistage_carried_window"
 
@@ -49,28 +51,44 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of all streams along time, [1, C, T]; `lengths` [streams] adds up to T."""
+    """Rows of streams along time, [1, C, T]; `lengths` [streams] adds up to T, `states` are the streams' own."""
 
     values: Tensor
     lengths: tuple[int, ...]
+    states: tuple[StreamState, ...]
 
     def split(self) -> tuple[Tensor, ...]:
         return torch.functional.split(self.values, list(self.lengths), dim=-1)
 
     def with_values(self, values: Tensor) -> Rows:
-        return Rows(values, self.lengths)
+        return replace(self, values=values)
+
+    def tiles(self, limit: int) -> list[Rows]:
+        """All rows in order, at most `limit` elements together (but at least one row)."""
+        room = max(1, limit // self.values.shape[1])
+        if self.values.shape[-1] <= room:
+            return [self]
+        batches = list(_portions(self.lengths, room))
+        sizes = [sum(stop - start for _, start, stop in batch) for batch in batches]
+        parts = torch.functional.split(self.values, sizes, dim=-1)
+        return [
+            Rows(part, tuple(stop - start for _, start, stop in batch), tuple(self.states[i] for i, _, _ in batch))
+            for part, batch in zip(parts, batches, strict=True)
+        ]
 
 
 class StreamingVocoder:
     """Over transformers' `Qwen3OmniMoeCode2Wav`, whose sliding-window attention it sets to carried windows.
 
     At most `max_frames` frames are computed together: beyond what the processor's caches hold, more at once costs more
-    per frame, and a longer chunk is as exact in parts.
+    per frame, and a longer chunk is as exact in parts. Rows of more than `tile` elements go on in tiles.
     """
 
-    def __init__(self, module: Any, max_frames: int) -> None:
+    def __init__(self, module: Any, max_frames: int, tile: int = TILE) -> None:
         self._module = module
+        self._layers = list(_layers(module))
         self._max_frames = max_frames
+        self._tile = tile
         module.pre_transformer.config._attn_implementation = _WINDOWED
 
     @property
@@ -106,10 +124,32 @@ class StreamingVocoder:
             use_cache=False,
             streams=_Windows(lengths, nexts, int(module.config.sliding_window)),
         ).last_hidden_state
-        rows = Rows(hidden.transpose(1, 2), lengths)
-        for block in [block for blocks in module.upsample for block in blocks] + list(module.decoder):
-            rows = _run(block, rows, nexts)
-        return [part[0, 0].clamp(-1, 1).float() for part in rows.split()], nexts
+        made: list[list[Tensor]] = [[hidden.new_zeros(0)] for _ in nexts]
+        places = {id(state): pieces for state, pieces in zip(nexts, made, strict=True)}
+        for ends in _decode(self._layers, Rows(hidden.transpose(1, 2), lengths, tuple(nexts)), self._tile):
+            for state, part in zip(ends.states, ends.split(), strict=True):
+                places[id(state)].append(part[0, 0].clamp(-1, 1))
+        return [torch.cat(pieces).float() for pieces in made], nexts
+
+
+def _layers(module: Any) -> Iterator[Any]:
+    """What follows the transformer, one after the other."""
+    for blocks in module.upsample:
+        yield from blocks
+    for layer in module.decoder:
+        yield from layer.block if isinstance(layer, Qwen3OmniMoeCode2WavDecoderBlock) else (layer,)
+
+
+def _decode(layers: Sequence[Any], rows: Rows, limit: int) -> Iterator[Rows]:
+    """The rows after all layers, in order. A tile goes through all that is left before the next one starts."""
+    for index, layer in enumerate(layers):
+        tiles = rows.tiles(limit)
+        if len(tiles) > 1:
+            for tile in tiles:
+                yield from _decode(layers[index:], tile, limit)
+            return
+        rows = _run(layer, rows)
+    yield rows
 
 
 def _portions(lengths: Sequence[int], limit: int) -> Iterator[list[tuple[int, int, int]]]:
@@ -130,23 +170,19 @@ def _portions(lengths: Sequence[int], limit: int) -> Iterator[list[tuple[int, in
         yield batch
 
 
-def _run(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
+def _run(module: Any, rows: Rows) -> Rows:
     if not rows.values.shape[-1]:
         return rows
     if isinstance(module, Qwen3OmniMoeCausalConvNet):
-        return _convolve(module, rows, states)
+        return _convolve(module, rows)
     if isinstance(module, Qwen3OmniMoeCausalTransConvNet):
-        return _upsample(module, rows, states)
+        return _upsample(module, rows)
     if isinstance(module, Qwen3OmniMoeConvNeXtBlock):
-        return _convnext(module, rows, states)
+        return _convnext(module, rows)
     if isinstance(module, Qwen3OmniMoeCode2WavDecoderResidualUnit):
-        inner = _convolve(module.conv1, rows.with_values(_snake(module.act1, rows.values)), states)
-        inner = _convolve(module.conv2, inner.with_values(_snake(module.act2, inner.values)), states)
+        inner = _convolve(module.conv1, rows.with_values(_snake(module.act1, rows.values)))
+        inner = _convolve(module.conv2, inner.with_values(_snake(module.act2, inner.values)))
         return rows.with_values(inner.values.add_(rows.values))
-    if isinstance(module, Qwen3OmniMoeCode2WavDecoderBlock):
-        for block in module.block:
-            rows = _run(block, rows, states)
-        return rows
     if isinstance(module, Qwen3OmniMoeSnakeBeta):
         return rows.with_values(_snake(module, rows.values))
     raise StageError(f"the vocoder has a layer that cannot be streamed: {type(module).__name__}")
@@ -159,39 +195,39 @@ def _snake(module: Any, values: Tensor) -> Tensor:
     return torch.addcmul(values, wave.mul_(wave), scale)
 
 
-def _convolve(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
+def _convolve(module: Any, rows: Rows) -> Rows:
     """Stride 1: the last `padding` inputs are carried; zeros before the first."""
     left = module.padding
     if not left:
         return rows.with_values(module.conv(rows.values))
     pieces: list[Tensor] = []
-    for new, state in zip(rows.split(), states, strict=True):
+    for new, state in zip(rows.split(), rows.states, strict=True):
         past = state.inputs.get(module)
         past = new.new_zeros(1, new.shape[1], left) if past is None else past
         pieces += (past, new)
         recent = new if new.shape[-1] >= left else torch.cat((past, new), dim=-1)
         state.inputs[module] = recent[..., -left:].clone()
     output = module.conv(torch.cat(pieces, dim=-1))
-    return _pick(output, [left + length for length in rows.lengths], rows.lengths)
+    return rows.with_values(_pick(output, left, rows.lengths))
 
 
-def _pick(output: Tensor, spans: Sequence[int], lengths: tuple[int, ...]) -> Rows:
-    """Of an output in which streams lie `spans` apart, the first `lengths` rows of each."""
-    if len(spans) == 1:
-        return Rows(output, lengths)
-    starts = [sum(spans[:index]) for index in range(len(spans))]
+def _pick(output: Tensor, gap: int, lengths: tuple[int, ...]) -> Tensor:
+    """Of an output in which streams lie `gap` apart, the first `lengths` rows of each."""
+    if len(lengths) == 1:
+        return output
+    starts = [sum(lengths[:index]) + index * gap for index in range(len(lengths))]
     kept = [output[..., start : start + length] for start, length in zip(starts, lengths, strict=True)]
-    return Rows(torch.cat(kept, dim=-1), lengths)
+    return torch.cat(kept, dim=-1)
 
 
-def _upsample(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
+def _upsample(module: Any, rows: Rows) -> Rows:
     """Kernel = stride: every row alone. Kernel = 2 * stride, trimmed by one stride: one past row is carried, and a
     stream's first row gives nothing yet."""
     stride, kernel = module.conv.stride[0], module.conv.kernel_size[0]
     if kernel == stride:
-        return Rows(module.conv(rows.values), tuple(length * stride for length in rows.lengths))
+        return Rows(module.conv(rows.values), tuple(length * stride for length in rows.lengths), rows.states)
     pieces: list[Tensor] = []
-    for new, state in zip(rows.split(), states, strict=True):
+    for new, state in zip(rows.split(), rows.states, strict=True):
         past = state.inputs.get(module)
         whole = new if past is None else torch.cat((past, new), dim=-1)
         if whole.shape[-1]:
@@ -204,11 +240,11 @@ def _upsample(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
         end = begin + piece.shape[-1]
         kept.append(output[..., (begin + 1) * stride : max(end, begin + 1) * stride])
         begin = end
-    return Rows(torch.cat(kept, dim=-1), tuple(part.shape[-1] for part in kept))
+    return Rows(torch.cat(kept, dim=-1), tuple(part.shape[-1] for part in kept), rows.states)
 
 
-def _convnext(module: Any, rows: Rows, states: Sequence[StreamState]) -> Rows:
-    inner = _convolve(module.dwconv, rows, states).values.transpose(1, 2)
+def _convnext(module: Any, rows: Rows) -> Rows:
+    inner = _convolve(module.dwconv, rows).values.transpose(1, 2)
     inner = module.pwconv2(module.act(module.pwconv1(module.norm(inner))))
     return rows.with_values(rows.values + (module.gamma * inner).transpose(1, 2))
 

@@ -12,27 +12,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import soundfile
 
-from omnistage.config.registry import load_pipeline
-from omnistage.config.resolve import resolve_config
 from omnistage.entrypoints.cli.main import main
 from omnistage.entrypoints.omni import Omni
 from omnistage.models.smollm2 import SMOLLM2_GGUF
-from omnistage.runtime.memory_plan import MIB, memory_plan
+from omnistage.runtime.memory_plan import MIB
+from tests.stage_peaks import TOLERANCE, stage_peaks
 
 SETTINGS: dict[str, Any] = {"stages.thinker.dtype": "float32", "stages.thinker.kv_memory_mb": 64}
-TOLERANCE = 30 * MIB
 WORDS = ("river", "mountain", "speaks", "little", "things", "every", "day", "walks", "home", "red", "houses")
-# Resident kilobytes of a stage's process that has imported everything and loaded nothing.
-EMPTY = """
-import importlib, sys
-import omnistage.runtime.worker, omnistage.stages.factory
-importlib.import_module(sys.argv[1])
-print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")][0])
-"""
 
 
 def test_plan_prints_stages_processes_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,51 +63,26 @@ def test_plan_is_there_within_two_seconds_and_imports_no_torch(model: str) -> No
 @pytest.mark.slow
 def test_processes_of_real_weights_take_what_the_plan_says() -> None:
     """Peak over an empty process within 10 % or 30 MiB, after requests that use every weight and every KV block."""
-    config = resolve_config("smol-speech", None, SETTINGS)
-    pipeline = load_pipeline("smol-speech")
-    plan = memory_plan(config, pipeline, {})
-    components = {spec.name: spec.component for spec in pipeline.variants["default"].stages}
-    peaks = peaks_of_a_busy_engine()
-    for stage, process in zip(plan.stages, plan.processes[1:], strict=True):
-        module = components[stage.name].partition(":")[0]
-        told = subprocess.run([sys.executable, "-c", EMPTY, module], capture_output=True, text=True, check=True)
-        empty = int(told.stdout) << 10
-        grown = peaks[stage.name] - empty
-        assert stage.peak is not None
-        assert abs(grown - stage.peak) <= max(0.1 * grown, TOLERANCE), (stage.name, grown // MIB, stage.peak // MIB)
-        assert abs(process.base - empty) <= max(0.15 * empty, TOLERANCE), (stage.name, process.base, empty)
+    for peak in stage_peaks("smol-speech", keep_busy, SETTINGS):
+        assert peak.is_right, str(peak)
+        assert abs(peak.base - peak.empty) <= max(0.15 * peak.empty, TOLERANCE), str(peak)
 
 
-def peaks_of_a_busy_engine() -> dict[str, int]:
-    with Omni("smol-speech", **SETTINGS) as omni:
-        short = {"thinker": {"max_tokens": 24}}
-        spoken = omni.generate(
-            [{"prompt": "Tell me about ships.", "voice": voice, "sampling": short} for voice in ("heart", "joe")]
-        )
-        omni.generate([text_of(random.Random(seed)) for seed in range(5)])
-        wave = BytesIO()
-        soundfile.write(wave, spoken[0].tensors["audio"][0], 24000, format="WAV")
-        sound = {"data": base64.b64encode(wave.getvalue()).decode(), "format": "wav"}
-        part = {"type": "input_audio", "input_audio": sound}
-        heard = omni.generate({"messages": [{"role": "user", "content": [part]}], "modalities": ["text"]})
-        assert not [result.error for result in (*spoken, *heard) if result.error is not None]
-        return {name_of(child): peak_of(child) for child in psutil.Process().children() if is_stage(child)}
+def keep_busy(omni: Omni) -> None:
+    short = {"thinker": {"max_tokens": 24}}
+    spoken = omni.generate(
+        [{"prompt": "Tell me about ships.", "voice": voice, "sampling": short} for voice in ("heart", "joe")]
+    )
+    omni.generate([text_of(random.Random(seed)) for seed in range(5)])
+    wave = BytesIO()
+    soundfile.write(wave, spoken[0].tensors["audio"][0], 24000, format="WAV")
+    sound = {"data": base64.b64encode(wave.getvalue()).decode(), "format": "wav"}
+    part = {"type": "input_audio", "input_audio": sound}
+    heard = omni.generate({"messages": [{"role": "user", "content": [part]}], "modalities": ["text"]})
+    assert not [result.error for result in (*spoken, *heard) if result.error is not None]
 
 
 def text_of(draw: random.Random) -> dict[str, Any]:
     """A prompt that fills about a quarter of the KV memory."""
     words = " ".join(draw.choice(WORDS) for _ in range(350))
     return {"prompt": words, "modalities": ["text"], "sampling": {"thinker": {"max_tokens": 4}}}
-
-
-def is_stage(process: psutil.Process) -> bool:
-    return "omnistage.runtime.worker" in process.cmdline()
-
-
-def name_of(process: psutil.Process) -> str:
-    return process.cmdline()[3].partition("/")[0]
-
-
-def peak_of(process: psutil.Process) -> int:
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10

@@ -11,6 +11,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omnistage.models.qwen3_omni.streaming import StreamingVocoder, StreamState
+from omnistage.models.qwen3_omni.tiles import TILE
 from tests.models.qwen3_omni.tiny import CODE2WAV, CODEBOOK, GROUPS, LOST_SAMPLES, SAMPLES_PER_FRAME
 
 TOLERANCE = 1e-5
@@ -37,9 +38,10 @@ def whole(module: Any) -> dict[int, Tensor]:
         return {frames: module(codes_of(frames)[None])[0, 0] for frames in (1, 2, 40, 75, 310)}
 
 
-@pytest.fixture(params=[1000, 13])
+@pytest.fixture(params=[(1000, TILE), (13, TILE), (1000, 700)], ids=["whole", "in portions", "in tiles"])
 def vocoder(module: Any, whole: dict[int, Tensor], request: pytest.FixtureRequest) -> StreamingVocoder:
-    return StreamingVocoder(module, max_frames=request.param)
+    max_frames, tile = request.param
+    return StreamingVocoder(module, max_frames, tile)
 
 
 def codes_of(frames: int) -> Tensor:

@@ -1,0 +1,115 @@
+"""What stages take at their peak against what `omnistage plan` predicts, on random checkpoints of a few hundred MB.
+
+    python -m bench.memory [CASE ...]
+
+Every stage runs in a process of its own and is driven to the load that its configuration allows.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.qwen3_omni_model import write_checkpoint as write_qwen3_omni
+from bench.report import machine, table
+from omnistage.entrypoints.omni import Omni
+from omnistage.runtime.memory_plan import MIB
+from tests.models.cosmos3.tiny import make as make_cosmos3
+from tests.stage_peaks import StagePeak, stage_peaks
+
+STREAMS, BUDGET, LENGTHS = 8, 256, 12
+COSMOS3_SIZES: dict[str, Any] = {
+    "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 64, "num_attention_heads": 10,
+    "num_key_value_heads": 2, "rope_scaling": {"mrope_section": [12, 10, 10], "rope_type": "default"},
+}  # fmt: skip
+# A guided picture of 512 x 512 has 256 rows for each of its two branches.
+SIDE, PICTURE_ROWS = 512, 512
+
+
+def write_cosmos3(folder: Path) -> None:
+    make_cosmos3("base", folder, **COSMOS3_SIZES)
+
+
+def talk(omni: Omni) -> None:
+    """All streams speak together; prompts of many lengths one by one; whole steps of prompt rows."""
+    _check(omni, [_spoken(index) for index in range(STREAMS)])
+    for index in range(LENGTHS):
+        _check(omni, [_written(STREAMS + index, 20 + 7 * index)])
+    _check(omni, [_written(STREAMS + LENGTHS + index, 2 * BUDGET) for index in range(STREAMS)])
+
+
+def draw(omni: Omni) -> None:
+    """A picture that fills a step, then two at once."""
+    for count in (1, 2):
+        _check(omni, [_drawn(10 * count + index) for index in range(count)])
+
+
+def _written(number: int, words: int) -> dict[str, Any]:
+    sampling = {"thinker": {"temperature": 0.0, "min_tokens": 2, "max_tokens": 2}}
+    return {"id": f"r{number}", "prompt": f"{number}" + " say" * words, "modalities": ["text"], "sampling": sampling}
+
+
+def _spoken(number: int) -> dict[str, Any]:
+    sampling = {
+        "thinker": {"temperature": 0.0, "min_tokens": 4, "max_tokens": 4},
+        "talker": {"min_tokens": 9, "max_tokens": 9},
+    }
+    return _written(number, 20) | {"modalities": ["text", "audio"], "sampling": sampling}
+
+
+def _drawn(number: int) -> dict[str, Any]:
+    size = {"height": SIDE, "width": SIDE, "num_frames": 1, "num_inference_steps": 2}
+    return {"id": f"r{number}", "prompt": "A red cup.", "seed": number, **size}
+
+
+def _check(omni: Omni, requests: list[dict[str, Any]]) -> None:
+    for result in omni.generate(requests):
+        result.raise_for_error()
+
+
+class Case(NamedTuple):
+    """A checkpoint that `write` makes, how it is deployed, and what drives it to its peak."""
+
+    write: Callable[[Path], object]
+    drive: Callable[[Omni], None]
+    settings: dict[str, Any]
+
+    def peaks(self, folder: Path) -> list[StagePeak]:
+        if not folder.exists():
+            self.write(folder)
+        return stage_peaks(str(folder), self.drive, {"device": "cpu", "threads": 1} | self.settings)
+
+
+QWEN3_OMNI: dict[str, Any] = {
+    "max_num_seqs": STREAMS, "kv_memory_mb": 16, "stages.thinker.token_budget": BUDGET,
+    "stages.talker.token_budget": BUDGET, "stages.thinker.encoder_cache_mb": 0,
+}  # fmt: skip
+COSMOS3: dict[str, Any] = {"token_budget": PICTURE_ROWS, "stages.diffusion.reasoner_cache_mb": 0}
+CASES: dict[str, Case] = {
+    f"qwen3_omni {name}": Case(write_qwen3_omni, talk, QWEN3_OMNI | settings)
+    for name, settings in {
+        "float32 both": {"dtype": "float32", "weight_layout": "both"},
+        "float32 blocked": {"dtype": "float32", "weight_layout": "blocked"},
+        "float32 plain": {"dtype": "float32", "weight_layout": "plain"},
+        "bfloat16": {"dtype": "bfloat16"},
+        "int4": {"dtype": "float32", "stages.thinker.quantization": "int4"},
+    }.items()
+} | {f"cosmos3 {name}": Case(write_cosmos3, draw, COSMOS3 | {"dtype": name}) for name in ("float32", "bfloat16")}
+
+
+def main(wanted: list[str]) -> None:
+    rows: list[tuple[str, ...]] = []
+    with tempfile.TemporaryDirectory() as place:
+        for name in wanted or CASES:
+            for peak in CASES[name].peaks(Path(place) / name.partition(" ")[0]):
+                off = f"{(peak.predicted - peak.measured) / peak.measured:+.0%}"
+                rows.append((name, peak.stage, str(peak.measured // MIB), str(peak.predicted // MIB), off))
+    print(machine() + "\n")
+    print(table(("case", "stage", "measured MiB", "predicted MiB", "off"), rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
