@@ -5,6 +5,7 @@ From the launch plan and the footprints that the model's folder declares alone: 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -116,15 +117,11 @@ def memory_plan(
         for spec in specs
     }
     rows = [_stage_memory(stages[name], each, found[name] is None, stream_tokens) for name, each in prints.items()]
-    hosts = host_plans(config)
-    if not any(host.is_main for host in hosts):
-        hosts.insert(0, HostPlan(name=MAIN_HOST, replicas=(), threads=1))
-    processes = [_process(host, stages, prints) for host in hosts]
+    processes = [_process(host, stages, prints) for host in _hosts(config)]
     arenas = sum(row.arena * row.replicas for row in rows) + CLIENT_ARENA_MB * MIB
-    total = {CPU: arenas}
+    total = Counter({CPU: arenas})
     for process in processes:
-        for device, nbytes in process.taken.items():
-            total[device] = total.get(device, 0) + nbytes
+        total.update(process.taken)
     lacks = [
         Lack(device, _too_much(processes, rows, device, limits[device]), nbytes - limits[device], limits[device])
         for device, nbytes in total.items()
@@ -132,6 +129,13 @@ def memory_plan(
     ]
     names = {"pipeline": config.pipeline, "variant": config.variant}
     return MemoryPlan(**names, stages=rows, processes=processes, arenas=arenas, total=total, lacks=lacks)
+
+
+def _hosts(config: OmniConfig) -> list[HostPlan]:
+    """All processes, the engine's own among them even when no stage is in it."""
+    hosts = host_plans(config)
+    empty = HostPlan(name=MAIN_HOST, replicas=(), threads=1)
+    return hosts if any(host.is_main for host in hosts) else [empty, *hosts]
 
 
 def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream_tokens: int) -> StageMemory:
