@@ -38,17 +38,19 @@ class Weights(msgspec.Struct, frozen=True):
     """One component: bytes that it takes once loaded, and the most that are resident while it is being loaded.
 
     Pages of a mapped weight file count in `peak`; the kernel takes back those that `held` does not name. With `maps`
-    some tensors stay in the file, so that all its pages may be resident later too.
+    some tensors stay in the file, so that all its pages may be resident later too; `passing` bytes of `peak` are copies
+    that are dropped again.
     """
 
     held: int
     peak: int
     maps: bool = False
+    passing: int = 0
 
     @property
     def resident(self) -> int:
         """The most that is resident once it is loaded."""
-        return self.peak if self.maps else self.held
+        return self.peak - self.passing if self.maps else self.held
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):

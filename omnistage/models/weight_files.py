@@ -114,7 +114,8 @@ def joined(parts: Iterable[Weights]) -> Weights:
     """Parts that are loaded one after the other from files that stay mapped."""
     parts = list(parts)
     maps = any(part.maps for part in parts)
-    return Weights(sum(part.held for part in parts), sum(part.peak for part in parts), maps)
+    passing = sum(part.passing for part in parts)
+    return Weights(sum(part.held for part in parts), sum(part.peak for part in parts), maps, passing)
 
 
 class Chosen(NamedTuple):
@@ -160,7 +161,9 @@ def transformed(
         if is_linear(head) and (stage.quantization == "int4" or layout == "blocked"):
             dropped += head.cast(stage.dtype)
     waiting = sum(tensor.cast(stage.dtype) for tensor in tensors if joins and not _as_stored(tensor, stage.dtype)) // 2
-    return Weights(base.held + made - dropped, base.peak + made + waiting, base.maps)
+    # What is dropped of a mapped file leaves its pages there.
+    passing = waiting + (dropped if joins else 0)
+    return Weights(base.held + made - dropped, base.peak + made + waiting, base.maps, passing)
 
 
 def weight_bytes(tensors: Iterable[TensorHeader], dtype: str) -> int:
