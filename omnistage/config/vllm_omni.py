@@ -86,6 +86,7 @@ class _Importer:
         graphs = sorted(pipeline.variants.items(), key=lambda pair: pair[0] != pipeline.default_variant)
         self._variant, graph = next((pair for pair in graphs if len(pair[1].stages) == len(listed)), graphs[0])
         self._graph: Variant = graph
+        self._numbered = len(listed) <= len(graph.stages)
         ids = [str(dict(_leaves(entry)).get(("stage_id",), index)) for index, entry in enumerate(listed)]
         self._ids = {ids[index]: self._stage_name(entry, index) for index, entry in enumerate(listed)}
         self._document: dict[str, Any] = {"pipeline": pipeline.name, "variant": self._variant}
@@ -154,13 +155,15 @@ class _Importer:
             yield ("stages", name, key), _ours(key, value)
 
     def _stage_name(self, entry: Any, index: int) -> str | None:
-        """By the name that the entry gives, else by its number."""
+        """By the name that the entry gives, else by its number, unless the file divides the model into more stages than
+        we do: theirs of a number is another one then."""
         names = [spec.name for spec in self._graph.stages]
         told = {path[-1]: value for path, value in _leaves(entry)}
         if told.get("model_stage") in names:
             return str(told["model_stage"])
         number = told.get("stage_id", index)
-        return names[number] if isinstance(number, int) and 0 <= number < len(names) else None
+        numbered = self._numbered and isinstance(number, int) and 0 <= number < len(names)
+        return names[number] if numbered else None
 
     def _edge(self, listed: Any, index: str, value: Any) -> Iterator[tuple[Path_, Any]]:
         entry = listed[int(index)] if isinstance(listed, list) else {}

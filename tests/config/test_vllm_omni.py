@@ -77,6 +77,16 @@ def test_a_file_of_the_newer_shape_becomes_a_deploy_file(tmp_path: Path) -> None
     assert resolve_config("qwen3_omni", ours).stages["thinker"].max_num_seqs == 64
 
 
+def test_numbers_of_a_file_with_more_stages_than_ours_name_none_of_them(tmp_path: Path) -> None:
+    """A prefill and a decode stage: their stage 1 is the decoder, our second stage paints."""
+    stages = "\n".join(f"  - {{stage_id: {number}, max_num_seqs: 3}}" for number in range(3))
+    edges = "edges: [{from: 0, to: 1, max_inflight: 2}]"
+    found = imported(tmp_path, f"pipeline: hunyuan_image3_pd\n{edges}\nstages:\n{stages}\n")
+    assert "stages" not in found.document and "edges" not in found.document
+    assert {f"stages.{number}.max_num_seqs" for number in range(3)} < set(found.unmapped)
+    assert "edges.0.max_inflight" in found.unmapped
+
+
 def test_what_has_no_equivalent_is_listed_with_the_reason(tmp_path: Path) -> None:
     assert imported(tmp_path, NEWER).unmapped.keys() == {
         "connectors.shm.extra.left", "edges.0.window_size", "stages.0.gpu_memory_utilization",
