@@ -109,6 +109,9 @@ class Hearing:
         self._reset(self._buffer.end_ms)
         await self._emit("input_audio_buffer.cleared")
 
+    def close(self) -> None:
+        self._reset(0)
+
     def _reset(self, now_ms: int) -> None:
         self._buffer = InputBuffer(self.format.rate, now_ms)
         self._detector = self._item_id = None

@@ -41,6 +41,12 @@ class RealtimeSession:
     async def begin(self) -> None:
         await self._emit("session.created", session=self.session)
 
+    def close(self) -> None:
+        """Lets go of detector, audio and pictures. No event may follow."""
+        self._hearing.close()
+        self._conversation.items.clear()
+        self._running.clear()
+
     async def take(self, text: str | bytes) -> None:
         """Does what one client event says; what cannot be done becomes an error event."""
         try:

@@ -126,9 +126,7 @@ async def _supervise(state: ServerState, settings: Session, receive: Receive, se
     outbox = _Outbox(send)
     try:
         async with asyncio.TaskGroup() as tasks:
-            session = RealtimeSession(state, settings, outbox.emit, tasks)
-            await session.begin()
-            await _listen(session, receive)
+            await _converse(RealtimeSession(state, settings, outbox.emit, tasks), receive)
     except* _ClientLeft:
         logger.debug("realtime session %s: the client left", settings.id)
     except* Exception:
@@ -137,6 +135,16 @@ async def _supervise(state: ServerState, settings: Session, receive: Receive, se
             "error", error={"type": "server_error", "code": "internal_error", "message": "internal error"}
         )
         await send({"type": "websocket.close", "code": INTERNAL_ERROR})
+
+
+async def _converse(session: RealtimeSession, receive: Receive) -> None:
+    """Raises _ClientLeft at the end of the socket. The session lets go of its megabytes then: its cycles are small
+    objects, of which the garbage collector thinks little."""
+    try:
+        await session.begin()
+        await _listen(session, receive)
+    finally:
+        session.close()
 
 
 async def _listen(session: RealtimeSession, receive: Receive) -> None:

