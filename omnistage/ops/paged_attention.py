@@ -9,7 +9,7 @@ function as the model's `plan=` keyword. Modules must be called with `use_cache=
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -118,12 +118,14 @@ class DecodeRows:
     """Single rows, one per request: `rows` [B] in the flat batch (None: all), `blocks` [B * width], lengths <=
     `length`.
 
-    `mask` [B, 1, 1, width * block_size] is additive; None when every request has exactly `length` positions.
+    `ends` [B, 1] are the lengths. `mask` [B, 1, 1, width * block_size] is additive; None when every request has exactly
+    `length` positions and sees them all.
     """
 
     batch: int
     width: int
     length: int
+    ends: Tensor
     rows: Tensor | None
     blocks: Tensor
     mask: Tensor | None
@@ -137,6 +139,17 @@ class AttentionPlan:
     slots: Tensor
     decode: DecodeRows | None
     chunks: list[PrefillChunk] = field(default_factory=list)
+    _within: dict[int, AttentionPlan] = field(default_factory=dict)
+
+    def within(self, window: int | None) -> AttentionPlan:
+        """The plan with rows that see only the last `window` positions, their own included; None: all of them."""
+        if window is None:
+            return self
+        if window not in self._within:
+            decode = None if self.decode is None else _windowed_rows(self.cache, self.decode, window)
+            chunks = [_windowed_chunk(chunk, window, self.slots.device) for chunk in self.chunks]
+            self._within[window] = AttentionPlan(self.cache, self.slots, decode, chunks)
+        return self._within[window]
 
 
 def slots_of(blocks: Sequence[int], start: int, stop: int, block_size: int, device: torch.device) -> Tensor:
@@ -188,15 +201,36 @@ def _decode_rows(cache: PagedCache, singles: Sequence[tuple[int, AttentionSpan]]
         used = -(-span.stop // size)
         table.extend(span.blocks[:used])
         table.extend([0] * (width - used))
+    ends = torch.tensor(lengths, device=cache.device)[:, None]
     mask = None
     if min(lengths) < longest:
-        ends = torch.tensor(lengths, device=cache.device)[:, None]
-        hidden = torch.arange(width * size, device=cache.device) >= ends
-        mask = torch.zeros(hidden.shape, dtype=cache.dtype, device=cache.device)
-        mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]
+        mask = _additive(torch.arange(width * size, device=cache.device) >= ends, cache.dtype)
     rows = torch.tensor([row for row, _ in singles], device=cache.device) if mixed else None
     blocks = torch.tensor(table, dtype=torch.long, device=cache.device)
-    return DecodeRows(len(singles), width, longest, rows, blocks, mask)
+    return DecodeRows(len(singles), width, longest, ends, rows, blocks, mask)
+
+
+def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """Mask [B, 1, 1, L] that keeps `hidden` [B, L] positions out of sight."""
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]
+
+
+def _windowed_rows(cache: PagedCache, decode: DecodeRows, window: int) -> DecodeRows:
+    if decode.length <= window:
+        return decode
+    at = torch.arange(decode.width * cache.block_size, device=cache.device)
+    return replace(decode, mask=_additive((at >= decode.ends) | (at < decode.ends - window), cache.dtype))
+
+
+def _windowed_chunk(chunk: PrefillChunk, window: int, device: torch.device) -> PrefillChunk:
+    start = 0 if chunk.slots is None else chunk.slots.numel() - chunk.count
+    if start + chunk.count <= window:
+        return chunk
+    mask = chunk.mask
+    if mask is None:
+        mask = torch.ones(chunk.count, chunk.count, dtype=torch.bool, device=device).tril()
+    return replace(chunk, mask=mask.triu(start - window + 1))
 
 
 def paged_sdpa(
@@ -213,14 +247,16 @@ def paged_sdpa(
 ) -> tuple[Tensor, None]:
     """A transformers attention function: query [1, H, N, D], key and value [1, KV, N, D] -> [1, N, H, D].
 
-    Raises StageError for a module or option that it does not compute: non-causal modules, sliding windows, soft caps,
-    attention sinks, dropout, a mask made elsewhere, a batch above 1, a call without plan.
+    With the option `sliding_window` a row sees that many positions, its own included.
+    Raises StageError for a module or option that it does not compute: non-causal modules, soft caps, attention sinks,
+    dropout, a mask made elsewhere, a batch above 1, a call without plan.
     """
     if plan is None:
         raise StageError(f"{type(module).__name__}: paged attention was called without a plan")
     _refuse_unexpected(module, query, attention_mask, dropout, options)
     cache, layer = plan.cache, module.layer_idx
     cache.write(layer, plan.slots, key[0], value[0])
+    plan = plan.within(options.get("sliding_window"))
     out = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
     if plan.decode is not None:
         _attend_decode(cache, layer, plan.decode, query, out, scaling)
@@ -237,7 +273,7 @@ def _refuse_unexpected(
         raise StageError(f"{name}: paged attention serves causal modules only")
     if attention_mask is not None or dropout or query.shape[0] != 1:
         raise StageError(f"{name}: paged attention takes a flat batch of one without mask and without dropout")
-    for option in ("sliding_window", "softcap", "s_aux"):
+    for option in ("softcap", "s_aux"):
         if options.get(option) is not None:
             raise StageError(f"{name}: paged attention does not support {option}")
 

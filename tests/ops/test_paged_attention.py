@@ -50,9 +50,9 @@ class Stream:
         self.blocks: list[int] = []
         self.done = 0
 
-    def dense(self) -> Tensor:
+    def dense(self, window: int | None = None) -> Tensor:
         length = self.query.shape[1]
-        seen = torch.ones(length, length, dtype=torch.bool).tril()
+        seen = torch.ones(length, length, dtype=torch.bool).tril().triu(1 - (window or length))
         for begin, end in self.spans:
             seen[begin:end, begin:end] = True
         key, value = (part.repeat_interleave(HEADS // KV_HEADS, 0) for part in (self.key, self.value))
@@ -61,7 +61,7 @@ class Stream:
         return answer.transpose(0, 1)  # [length, H, D]
 
 
-def step(paged: PagedCache, parts: list[tuple[Stream, int]]) -> list[Tensor]:
+def step(paged: PagedCache, parts: list[tuple[Stream, int]], window: int | None = None) -> list[Tensor]:
     """Runs the next `count` rows of each stream in one flat batch; per stream [count, H, D]."""
     spans = [AttentionSpan(s.blocks, s.done, s.done + count, s.spans) for s, count in parts]
     plan = plan_attention(paged, spans)
@@ -73,7 +73,9 @@ def step(paged: PagedCache, parts: list[tuple[Stream, int]]) -> list[Tensor]:
             [s.value for s, _ in parts],
         )
     )
-    out, weights = paged_sdpa(module(), query[None], key[None], value[None], None, plan=plan, scaling=DIM**-0.5)
+    out, weights = paged_sdpa(
+        module(), query[None], key[None], value[None], None, plan=plan, scaling=DIM**-0.5, sliding_window=window
+    )
     assert weights is None
     assert out.shape == (1, query.shape[1], HEADS, DIM)
     for stream, count in parts:
@@ -81,8 +83,9 @@ def step(paged: PagedCache, parts: list[tuple[Stream, int]]) -> list[Tensor]:
     return list(torch.split_with_sizes(out[0], [count for _, count in parts]))
 
 
+@pytest.mark.parametrize("window", [None, 1, 5, 24])
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_random_mixes_of_chunks_and_single_rows_equal_dense_attention(block_size: int) -> None:
+def test_random_mixes_of_chunks_and_single_rows_equal_dense_attention(block_size: int, window: int | None) -> None:
     draw = random.Random(block_size)
     paged = cache(blocks=160, block_size=block_size)
     free = list(range(160))
@@ -94,10 +97,10 @@ def test_random_mixes_of_chunks_and_single_rows_equal_dense_attention(block_size
     while unfinished := [i for i, s in enumerate(streams) if s.done < s.query.shape[1]]:
         chosen = draw.sample(unfinished, draw.randint(1, len(unfinished)))
         parts = [(streams[i], draw.choice([1, 1, min(6, streams[i].query.shape[1] - streams[i].done)])) for i in chosen]
-        for index, rows in zip(chosen, step(paged, parts), strict=True):
+        for index, rows in zip(chosen, step(paged, parts, window), strict=True):
             answers[index].append(rows)
     for index, stream in enumerate(streams):
-        torch.testing.assert_close(torch.cat(answers[index]), stream.dense(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.cat(answers[index]), stream.dense(window), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("chunks", [[14], [3, 11], [3, 6, 5], [2, 1, 9, 2], [9, 1, 1, 3]])
@@ -141,7 +144,6 @@ def call(module_fields: dict[str, Any], options: dict[str, Any]) -> None:
         ({"is_causal": False}, {}, "causal modules only"),
         ({}, {"attention_mask": torch.ones(1)}, "without mask"),
         ({}, {"dropout": 0.1}, "without dropout"),
-        ({}, {"sliding_window": 128}, "sliding_window"),
         ({}, {"softcap": 30.0}, "softcap"),
         ({}, {"s_aux": torch.ones(1)}, "s_aux"),
         ({}, {"plan": None}, "without a plan"),
