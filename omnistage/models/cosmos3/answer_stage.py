@@ -17,6 +17,7 @@ from omnistage.models.cosmos3.answer_prompt import AnswerPrompt, Picture, Prompt
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
+from omnistage.ops.pretrained import load_pretrained, load_tokenizer
 from omnistage.stages.ar.chat_template import ChatTemplate
 from omnistage.stages.ar.model import Constraint, ContentSpan, Emitted, Event, Prompt, Sequence, Work
 from omnistage.stages.ar.sections import Sections
@@ -44,12 +45,9 @@ class AnswerModel:
         stage, folder = context.stage, Path(context.model_path)
         device = choose_device(stage.device)
         dtype = choose_dtype(stage.dtype, device).dtype
-        try:
-            whole: Any = AutoModelForImageTextToText.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
-            self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cosmos3: the reasoner cannot be loaded: {error}", param="model") from None
-        whole.eval().requires_grad_(False).to(device)
+        whole: Any = load_pretrained(AutoModelForImageTextToText, folder, dtype=dtype)
+        self.tokenizer: Tokenizer = load_tokenizer(folder)
+        whole.requires_grad_(False).to(device)
         self._model: Any = whole.model
         self._text: Any = whole.model.language_model
         self._text.config._attn_implementation = attention_implementation(stage.attention_backend)

@@ -14,12 +14,11 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
     Qwen3OmniMoeThinkerForConditionalGeneration,
 )
-from transformers.utils.logging import disable_progress_bar
 
 from omnistage.config.model import StageConfig
-from omnistage.errors import ConfigError
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
+from omnistage.ops.pretrained import load_pretrained
 
 
 class ThinkerPart(Qwen3OmniMoePreTrainedModel):  # type: ignore[misc]
@@ -68,20 +67,10 @@ for _part in (ThinkerPart, TalkerPart, Code2WavPart):
 
 def load_part(kind: type[Any], path: str, stage: StageConfig) -> tuple[Any, torch.device, torch.dtype]:
     """The part `kind` of the checkpoint folder on the stage's device. Raises ConfigError when weights are missing."""
-    disable_progress_bar()
     device = choose_device(stage.device)
     dtype = choose_dtype(stage.dtype, device).dtype
     config = Qwen3OmniMoeConfig.from_pretrained(path, local_files_only=True)
     # Positions of speech over sound and pictures ask the talker's config for the length of audio windows.
     config.talker_config.audio_config = config.thinker_config.audio_config
-    part, report = kind.from_pretrained(
-        path, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
-    )
-    missing = [*report["missing_keys"], *report["mismatched_keys"]]
-    if missing:
-        raise ConfigError(
-            f"stage {stage.name}: the checkpoint lacks {len(missing)} weights, {missing[0]} among them",
-            param="model",
-            stage=stage.name,
-        )
-    return part.eval().to(device), device, dtype
+    part = load_pretrained(kind, path, whole=False, config=config, dtype=dtype)
+    return part.to(device), device, dtype

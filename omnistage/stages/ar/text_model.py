@@ -18,6 +18,7 @@ from omnistage.ops.blocked import block_linear, block_linears, choose_layout
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
+from omnistage.ops.pretrained import load_pretrained, load_tokenizer
 from omnistage.ops.quantize import Int8Linear, pack_linears
 from omnistage.stages.ar.chat_template import ChatTemplate, read_json
 from omnistage.stages.ar.model import Constraint, Emitted, Event, Prompt, Sequence, Work
@@ -63,13 +64,12 @@ class CausalTextModel:
         target = choose_device(config.device)
         dtype = choose_dtype(config.dtype, target).dtype
         self._name = config.name
-        self.tokenizer: Tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        self.tokenizer: Tokenizer = load_tokenizer(path)
         self._template = ChatTemplate.load(path)
         attention = attention_implementation(config.attention_backend)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attention, local_files_only=True
-        )
-        model = model.eval().to(target)
+        model: PreTrainedModel = load_pretrained(
+            AutoModelForCausalLM, path, dtype=dtype, attn_implementation=attention
+        ).to(target)
         self._decoder: Any = model.get_decoder()
         self._head: Any = model.get_output_embeddings()
         if config.quantization == "int4":

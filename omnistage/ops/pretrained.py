@@ -1,0 +1,54 @@
+"""Library modules and tokenizers from checkpoint folders, with every weight accounted for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from omnistage.errors import ConfigError
+
+# Mismatched sizes are reported by weight, not raised for all of them. Without safetensors the library unpickles.
+_OPTIONS = {
+    "local_files_only": True,
+    "use_safetensors": True,
+    "output_loading_info": True,
+    "ignore_mismatched_sizes": True,
+}
+
+
+def load_pretrained(kind: Any, folder: str | Path, *, whole: bool = True, **options: Any) -> Any:
+    """`kind.from_pretrained(folder)` in evaluation mode, from local safetensors files alone.
+
+    The library draws weights that the files lack at random and drops those that it has no place for; here that is an
+    error, the latter if `kind` is the `whole` of what the files hold. Raises ConfigError that names a weight.
+    """
+    disable_progress_bar()
+    try:
+        model, report = kind.from_pretrained(folder, **_OPTIONS, **options)
+    except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
+        told = str(error).replace(f"{folder}/", "").replace(str(folder), Path(folder).name)
+        raise ConfigError(f"model: the weights cannot be loaded: {told}", param="model") from None
+    for name, stored, wanted in sorted(report["mismatched_keys"]):
+        raise ConfigError(
+            f"model: weight {name} is {list(stored)}, its configuration says {list(wanted)}", param="model"
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(f"model: the checkpoint lacks {len(missing)} weights, {missing[0]} among them", param="model")
+    if whole and (surplus := sorted(report["unexpected_keys"])):
+        raise ConfigError(
+            f"model: the checkpoint has a weight {surplus[0]} that its configuration lacks", param="model"
+        )
+    return model.eval()
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Raises ConfigError for a folder without `tokenizer.json`."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError("model: the folder has no tokenizer.json", param="model")
+    return Tokenizer.from_file(str(file))
