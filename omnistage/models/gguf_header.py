@@ -21,7 +21,9 @@ _CONFIG = {
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
     "max_position_embeddings": "context_length",
+    "head_dim": "attention.key_length",
 }
+_OPTIONAL = ("num_key_value_heads", "head_dim")
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 
@@ -80,7 +82,9 @@ def _parsed(cursor: _Cursor) -> GgufHeader:
     tensor_count, field_count = cursor.scalar("Q"), cursor.scalar("Q")
     fields = {cursor.text(): cursor.value(cursor.scalar("I")) for _ in range(field_count)}
     family = fields["general.architecture"]
-    config = {name: fields[f"{family}.{key}"] for name, key in _CONFIG.items()}
+    config = {name: fields.get(f"{family}.{key}") for name, key in _CONFIG.items()}
+    if missing := [_CONFIG[name] for name in _CONFIG if config[name] is None and name not in _OPTIONAL]:
+        raise KeyError(missing[0])
     return GgufHeader(config, [_tensor(cursor) for _ in range(tensor_count)])
 
 
