@@ -51,18 +51,24 @@ class _Unreadable(Mapping[str, Value]):
 
 
 class Watched:
-    """The user's code, watched: which of the parts that it was given are still alive."""
+    """The user's code, watched: which of the parts that it was given are still alive. `wrote`: it changed an input."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.wrote = False
         self._given: list[weakref.ref[Any]] = []
 
     def __call__(self, given: Any) -> Any:
-        for part in given if isinstance(given, list) else [given]:
+        parts = given if isinstance(given, list) else [given]
+        inputs = [value for part in parts for value in part.inputs.values() if not isinstance(value, str)]
+        for part in parts:
             self._given += [weakref.ref(part), weakref.ref(part.state)]
             if part.seed == POISON_SEED:
                 part.inputs = _Unreadable()
-        return self._target(given)
+        before = [value.tobytes() for value in inputs]
+        returned = self._target(given)
+        self.wrote |= before != [value.tobytes() for value in inputs]
+        return returned
 
     def alive(self) -> int:
         """Parts and states that somebody still holds."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import msgspec
@@ -21,11 +23,12 @@ class BrokenPromise(AssertionError):
     """A promise that a stage does not keep; the text begins with its name."""
 
 
-def check_stage(stage: Stage, examples: Sequence[Example | Mapping[str, Any]]) -> None:
+def check_stage(stage: Stage, examples: Sequence[Example | Mapping[str, Any]], limit_s: float = 60.0) -> None:
     """Raises BrokenPromise naming the promise, the example and what differs. `examples`, at least two that differ, are
     inputs by port (or `Example`s, with parameters and seed), best of several chunks each.
 
-    Promises: *ports* (types, shapes and names as declared), *hand-over* (what was given out is not changed later),
+    Promises: *ports* (types, shapes and names as declared, no NaN), *hand-over* (inputs are not changed, nor is later
+    what was given out), *progress* (all checks together take at most `limit_s` seconds),
     *replay* (the same request gives the same bytes, in a new process too), *streaming* (chunked equals whole),
     *batching* (together equals alone), *order* (nor does it matter who comes first), *abort* (others go on, nothing is
     left), *isolation* (a bad request fails, others do not notice). Floats may differ by 1e-5 where sums may be taken
@@ -34,6 +37,16 @@ def check_stage(stage: Stage, examples: Sequence[Example | Mapping[str, Any]]) -
     asked = [each if isinstance(each, Example) else Example(inputs=each) for each in examples]
     if len(asked) < 2:
         raise ValueError("give at least two examples that differ")
+    apart = ThreadPool(1)  # a daemon thread: code that never returns keeps nobody from leaving
+    try:
+        apart.apply_async(_check, (stage, asked)).get(limit_s)
+    except multiprocessing.TimeoutError:
+        raise BrokenPromise(f"progress: a call has not returned, or the checks need more than {limit_s} s") from None
+    finally:
+        apart.terminate()
+
+
+def _check(stage: Stage, asked: list[Example]) -> None:
     threads = threading.active_count()
     alone = _check_alone(stage, asked)
     _check_replay(stage, asked, alone)
@@ -57,6 +70,11 @@ def _check_alone(stage: Stage, asked: list[Example]) -> list[Heard]:
             raise BrokenPromise(f"ports: example {index} fails: {type(heard.error).__name__}: {heard.error}")
         if heard.closed != stage.gives.keys():
             raise BrokenPromise(f"ports: example {index}: {sorted(stage.gives.keys() - heard.closed)} never ends")
+        for name in stage.gives:
+            if any(not isinstance(piece, str) and np.any(piece != piece) for piece in heard.pieces[name]):
+                raise BrokenPromise(f"ports: example {index}: output {name} holds NaN")
+    if bench.watched.wrote:
+        raise BrokenPromise("hand-over: the stage writes into its input, which is read again when others fail")
     if bench.changed:
         raise BrokenPromise("hand-over: an array that was given out is changed later; return a new one in each call")
     return alone

@@ -186,6 +186,22 @@ def writes_into_its_input(part: Part) -> Rows:
     return np.asarray(part["frames"].sum(1), np.float32)
 
 
+def writes_behind_the_lock_of_its_input(part: Part) -> Rows:
+    """As tensors do that share an input's memory."""
+    part["frames"].flags.writeable = True
+    part["frames"][:] *= 2
+    return np.asarray(part["frames"].sum(1), np.float32)
+
+
+def divides_by_nothing(part: Part) -> Rows:
+    return np.asarray(part["frames"].sum(1) * np.float32(np.nan), np.float32)
+
+
+def waits_for_ever(part: Part) -> Rows:
+    threading.Event().wait()
+    return np.asarray(part["frames"].sum(1), np.float32)
+
+
 class ReusesItsBuffer:
     def __init__(self) -> None:
         self.buffer = np.zeros(64, np.float32)
@@ -234,6 +250,8 @@ MISTAKES = [
     (of_part(gives_other_shapes), r"ports: example 0: .*output levels: shape \(4, 3\) where \(None,\) is declared"),
     (of_parts(gives_too_few), "batching: requests fail together .* called with 2 requests and returned 1 results"),
     (of_part(writes_into_its_input), "hand-over: example 0: the stage writes into its input"),
+    (of_part(writes_behind_the_lock_of_its_input), "hand-over: the stage writes into its input"),
+    (of_part(divides_by_nothing), "ports: example 0: output levels holds NaN"),
     (of_part(ReusesItsBuffer), "hand-over: an array that was given out is changed later"),
     (of_part(KeepsEveryPart), "abort: the stage still holds .* parts or states"),
     (of_part(starts_a_thread), "abort: threads that the stage started"),
@@ -245,6 +263,11 @@ MISTAKES = [
 def test_mistake_is_found_and_the_promise_is_named(bad: Stage, message: str) -> None:
     with pytest.raises(BrokenPromise, match=message):
         check_stage(bad, EXAMPLES)
+
+
+def test_call_that_never_returns_is_a_broken_promise_and_no_hang() -> None:
+    with pytest.raises(BrokenPromise, match="progress: a call has not returned"):
+        check_stage(of_part(waits_for_ever), EXAMPLES, limit_s=0.2)
 
 
 def test_one_example_is_not_enough() -> None:
