@@ -13,6 +13,7 @@ from omnistage.models.cosmos3.checkpoint import MAX_PIXELS
 from omnistage.models.cosmos3.codecs import PictureCodec, SoundCodec, pixels_of
 from omnistage.models.cosmos3.conditions import Conditions
 from omnistage.models.cosmos3.flight import Flight
+from omnistage.ops.finite import finite
 from omnistage.payload import MultimodalPayload
 from omnistage.stages.diffusion.model import PARTIAL_PORT, Preview, Produced
 from omnistage.stages.diffusion.previews import preview_is_due
@@ -81,16 +82,17 @@ class Decoder:
         latents, _ = state.ready()
         made: dict[str, MultimodalPayload] = {}
         if clip is not None:
-            made |= _pictures(state, clip)
+            made |= _pictures(state, finite(clip, "pictures"))
         start = time.monotonic()
         if latents.sound is not None and self._sound is not None:
-            wave = self._sound.decode(latents.sound).cpu().numpy().astype(np.float32)
+            wave = finite(self._sound.decode(latents.sound), "samples").cpu().numpy().astype(np.float32)
             made["audio"] = MultimodalPayload.of({"sample_rate": self._sound.rate}, audio=wave)
             made["audio_latents"] = MultimodalPayload.of(audio_latents=latents.sound.cpu().numpy())
         state.seconds |= {"video_decode_s": video_s, "audio_decode_s": time.monotonic() - start}
         action = state.ask.action
         if action is not None and latents.action is not None and action.mode != "forward_dynamics":
-            made["action"] = MultimodalPayload.of(action=latents.action[:, : action.domain.width].cpu().numpy())
+            moves = finite(latents.action[:, : action.domain.width], "actions")
+            made["action"] = MultimodalPayload.of(action=moves.cpu().numpy())
         vision = torch.cat(state.chunk_latents, dim=2) if state.chunk_latents else latents.vision
         made["latents"] = MultimodalPayload.of(latents=vision.cpu().numpy())
         return [Produced(port=port, payload=made[port], final=True) for port in state.request.outputs if port in made]

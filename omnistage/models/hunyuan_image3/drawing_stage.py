@@ -35,6 +35,7 @@ from omnistage.models.hunyuan_image3.schedule import Schedule
 from omnistage.models.hunyuan_image3.vocabulary import Vocabulary
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
+from omnistage.ops.finite import finite
 from omnistage.ops.paged_attention import attention_implementation
 from omnistage.payload import Array, MultimodalPayload
 from omnistage.stages.base import InputChunk, StageRequest
@@ -245,7 +246,7 @@ class Drawer:
         """uint8 [n, H, W, 3] of latents [n, channels, h, w]."""
         with self._components.half_precision():
             pixels = self._decoder(latents / self._checkpoint.scaling)
-        levels: Tensor = (pixels.float() / 2 + 0.5).clamp(0, 1) * 255
+        levels: Tensor = (finite(pixels, "pictures").float() / 2 + 0.5).clamp(0, 1) * 255
         return levels.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu()
 
 

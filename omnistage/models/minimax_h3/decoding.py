@@ -10,6 +10,7 @@ from torch import Tensor
 from omnistage.models.minimax_h3.autoencoders import AudioCodec, VideoCodec
 from omnistage.models.minimax_h3.geometry import FPS
 from omnistage.models.minimax_h3.media import Picture
+from omnistage.ops.finite import finite
 from omnistage.payload import MultimodalPayload
 
 VIDEO, AUDIO = "video", "audio"
@@ -19,17 +20,20 @@ CHUNK_BYTES = 24 << 20
 
 
 def decode_video(codec: VideoCodec, latents: Tensor) -> tuple[list[MultimodalPayload], float]:
-    """Chunks of "video" uint8 [t, H, W, 3], in order, and the seconds that it took."""
+    """Chunks of "video" uint8 [t, H, W, 3], in order, and the seconds that it took.
+
+    Raises StageError for latents that are not finite.
+    """
     start = time.monotonic()
-    frames = codec.decode(latents)
+    frames = codec.decode(finite(latents, "latents"))
     seconds = time.monotonic() - start
     return [MultimodalPayload.of({"fps": FPS}, video=piece) for piece in _pieces(frames)], seconds
 
 
 def decode_audio(codec: AudioCodec, latents: Tensor, rate: int) -> tuple[list[MultimodalPayload], float]:
-    """One chunk of "audio" float32 [2, samples], and the seconds that it took."""
+    """One chunk of "audio" float32 [2, samples], and the seconds that it took. Raises StageError as above."""
     start = time.monotonic()
-    sound = codec.decode(latents)
+    sound = codec.decode(finite(latents, "latents"))
     seconds = time.monotonic() - start
     return [MultimodalPayload.of({"sample_rate": rate}, audio=sound)], seconds
 

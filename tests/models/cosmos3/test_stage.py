@@ -16,7 +16,7 @@ import torch
 
 from omnistage.config.model import StageContext
 from omnistage.config.resolve import resolve_config
-from omnistage.errors import ConfigError, ErrorCode, RequestError
+from omnistage.errors import ConfigError, ErrorCode, RequestError, StageError
 from omnistage.models.cosmos3 import kv_payload
 from omnistage.models.cosmos3.checkpoint import read_checkpoint, tower_of
 from omnistage.models.cosmos3.codecs import PictureCodec
@@ -48,8 +48,8 @@ class Bench:
         self.woken = threading.Event()
         self.engine: DiffusionEngine[Flight] = DiffusionEngine(self.model, stage, self.woken.set, executor=executor)
         self.calls: list[int] = []
-        transformer = self.model._parts.denoiser.transformer
-        transformer.register_forward_hook(
+        self.transformer = self.model._parts.denoiser.transformer
+        self.transformer.register_forward_hook(
             lambda _module, _args, kwargs, _output: self.calls.append(len(kwargs["vision_tokens"])), with_kwargs=True
         )
 
@@ -101,6 +101,16 @@ def test_ten_mixed_requests_admitted_one_per_tick_cost_one_transformer_call_per_
     assert len(bench.calls) == counters["ticks"] == counters["transformer_calls"]
     assert counters["steps"] == total > 2 * len(bench.calls)
     assert max(bench.calls) > 10  # both guidance branches of many requests in one call
+
+
+@pytest.mark.parametrize("name", ["image", "policy"])
+def test_numbers_out_of_range_end_a_request_instead_of_a_black_picture(bench: Bench, name: str) -> None:
+    with torch.no_grad():
+        for parameter in bench.transformer.proj_out.parameters():
+            parameter.fill_(float("nan"))
+    bench.add(name, ask_of("base", name))
+    with pytest.raises(StageError, match="not finite"):
+        bench.run()
 
 
 def test_aborted_request_stops_the_denoiser_within_one_step(bench: Bench) -> None:

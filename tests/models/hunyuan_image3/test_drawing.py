@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from omnistage.errors import StageError
 from omnistage.models.hunyuan_image3.attention import Document, DocumentPlan, segments_of
 from omnistage.models.hunyuan_image3.backbone import embedded
 from omnistage.models.hunyuan_image3.denoiser import Denoiser
@@ -150,6 +151,18 @@ def test_a_failed_call_leaves_every_request_as_it_was(drawer: Drawer, monkeypatc
         with pytest.raises(RuntimeError):
             drawer.denoise(flights)
     assert [(flight.step, flight.ready().latents) for flight in flights] == before
+
+
+@pytest.mark.slow
+def test_numbers_out_of_range_end_a_request_instead_of_a_black_picture(
+    small_drawer: Drawer, small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = {"prompt": "a", "size": "64x64", "num_inference_steps": 1} | IMAGE
+    flight = begin(small_drawer, ask, folder=small_folder)
+    draw(small_drawer, [flight])
+    monkeypatch.setattr(small_drawer, "_decoder", lambda latents: latents * torch.inf)
+    with pytest.raises(StageError, match="pictures that are not finite"):
+        small_drawer.decode([flight])
 
 
 @pytest.mark.slow
