@@ -43,7 +43,7 @@ class Target:
         try:
             check = await self._read(sample, started, body)
         except httpx.HTTPStatusError as error:
-            sample.error = f"status {error.response.status_code}"
+            sample.error = _refusal(error.response)
         except (httpx.HTTPError, ValueError, KeyError) as error:
             sample.error = type(error).__name__
         sample.end = time.perf_counter() - started
@@ -60,6 +60,8 @@ class Target:
         image = self._task == "image"
         reader = ImageAsk(sample, started, body.get("n", 1)) if image else _Reader(sample, started, self._task)
         async with self._client.stream("POST", self._url, json=body) as answer:
+            if answer.is_error:
+                await answer.aread()
             answer.raise_for_status()
             await reader.read(answer)
         return reader.check
@@ -78,6 +80,15 @@ class Target:
         if self._task == "chat-audio":
             body |= {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
         return body | self._extra
+
+
+def _refusal(answer: httpx.Response) -> str:
+    """The status, and what an error of OpenAI's shape says."""
+    try:
+        told = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {answer.status_code}"
+    return f"status {answer.status_code}: {told[:120]}"
 
 
 class _Reader:

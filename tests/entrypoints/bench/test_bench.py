@@ -122,6 +122,7 @@ def broken(*pieces: bytes) -> Script:
     return script
 
 
+REFUSAL = b'HTTP/1.1 400 No\r\nconnection: close\r\n\r\n{"error": {"message": "no stream_options here"}}'
 SILENCE = base64.b64encode(bytes(4800)).decode()
 TEXT = event({"audio": {"transcript": "one"}})
 
@@ -130,6 +131,7 @@ TEXT = event({"audio": {"transcript": "one"}})
     ("pieces", "error"),
     [
         ((b"HTTP/1.1 503 No\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",), "status 503"),
+        ((REFUSAL,), "status 400: no stream_options here"),
         ((HEAD, TEXT), "no finish reason"),
         ((HEAD, event({}, "stop")), "no text"),
         ((HEAD, TEXT, event({}, "stop")), "no audio"),
