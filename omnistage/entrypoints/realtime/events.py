@@ -91,8 +91,13 @@ class ItemReference(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, fr
 
 
 class AudioFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """As OpenAI writes it: `rate` in Hz with PCM only, whether it was given or not."""
+
     type: FormatName = "audio/pcm"
-    rate: Literal[24000] | None = None
+    rate: Literal[24000] | msgspec.UnsetType | None = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "rate", 24000 if self.type == "audio/pcm" else msgspec.UNSET)
 
 
 class ServerVad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):

@@ -324,6 +324,14 @@ async def test_200_sockets_closed_in_mid_generation_leave_nothing_behind(start: 
     assert server.server._app._realtime.live == 0
 
 
+async def test_formats_of_a_session_are_written_as_openai_writes_them(server: Running) -> None:
+    async with talking(server.url) as talk:
+        await talk.send("session.update", session={"audio": {"output": {"format": {"type": "audio/pcmu"}}}})
+        audio = (await talk.until("session.updated"))["session"]["audio"]
+    assert audio["input"]["format"] == {"type": "audio/pcm", "rate": 24000}
+    assert audio["output"]["format"] == {"type": "audio/pcmu"}
+
+
 class Ear:
     """A detector that hears nothing; `living` holds those that somebody still has."""
 
