@@ -13,6 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import soundfile
+from PIL import Image
+
+from bench.memory_models import write_hunyuan_image3, write_minimax_h3, write_other_qwen3_omni
 from bench.qwen3_omni_model import write_checkpoint as write_qwen3_omni
 from bench.report import machine, table
 from omnistage.entrypoints.omni import Omni
@@ -20,7 +25,7 @@ from omnistage.runtime.memory_plan import MIB
 from tests.models.cosmos3.tiny import make as make_cosmos3
 from tests.stage_peaks import StagePeak, stage_peaks
 
-STREAMS, BUDGET, LENGTHS = 8, 256, 12
+STREAMS, BUDGET, LENGTHS = 8, 256, 6
 COSMOS3_SIZES: dict[str, Any] = {
     "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 64, "num_attention_heads": 10,
     "num_key_value_heads": 2, "rope_scaling": {"mrope_section": [12, 10, 10], "rope_type": "default"},
@@ -38,7 +43,7 @@ def talk(omni: Omni) -> None:
     _check(omni, [_spoken(index) for index in range(STREAMS)])
     for index in range(LENGTHS):
         _check(omni, [_written(STREAMS + index, 20 + 7 * index)])
-    _check(omni, [_written(STREAMS + LENGTHS + index, 2 * BUDGET) for index in range(STREAMS)])
+    _check(omni, [_written(STREAMS + LENGTHS + index, BUDGET) for index in range(STREAMS // 2)])
 
 
 def draw(omni: Omni) -> None:
@@ -47,9 +52,45 @@ def draw(omni: Omni) -> None:
         _check(omni, [_drawn(10 * count + index) for index in range(count)])
 
 
+def speak(omni: Omni) -> None:
+    """Twice as many streams as `talk`, with text and speech; a sound and a picture, without which pages of the towers
+    are never read."""
+    _check(omni, [_spoken(index) for index in range(2 * STREAMS)])
+    with tempfile.TemporaryDirectory() as place:
+        sound, picture = Path(place) / "sound.wav", Path(place) / "picture.png"
+        noise = np.random.default_rng(1)
+        soundfile.write(sound, noise.uniform(-0.1, 0.1, 20 * 16000), 16000)
+        Image.fromarray(noise.integers(0, 256, (480, 640, 3), np.uint8)).save(picture)
+        _check(omni, [_told("heard", "audio_url", sound), _told("seen", "image_url", picture)])
+    _check(omni, [_written(2 * STREAMS + index, 2 * BUDGET) for index in range(STREAMS)])
+
+
+def paint(omni: Omni) -> None:
+    """A picture alone, then two."""
+    for count in (1, 2):
+        given = {"task": "image", "size": "256x256", "bot_task": "image", "num_inference_steps": 2}
+        _check(omni, [given | {"id": f"r{10 * count + i}", "prompt": "A red cup.", "seed": i} for i in range(count)])
+
+
+def film(omni: Omni) -> None:
+    """A clip of the default length and size, without a reference video and with one."""
+    clip = {"prompt": "A red cup.", "num_frames": 124, "num_inference_steps": 2, "seed": 1}
+    _check(omni, [clip | {"id": "r1"}])
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "clip.npy"
+        np.save(file, np.random.default_rng(1).integers(0, 256, (140, 256, 448, 3), np.uint8))
+        _check(omni, [clip | {"id": "r2", "references": [{"video": str(file), "fps": 24}]}])
+
+
 def _written(number: int, words: int) -> dict[str, Any]:
     sampling = {"thinker": {"temperature": 0.0, "min_tokens": 2, "max_tokens": 2}}
     return {"id": f"r{number}", "prompt": f"{number}" + " say" * words, "modalities": ["text"], "sampling": sampling}
+
+
+def _told(name: str, kind: str, file: Path) -> dict[str, Any]:
+    content = [{"type": kind, kind: {"url": str(file)}}, {"type": "text", "text": "Say."}]
+    request = _written(0, 0) | {"id": name, "messages": [{"role": "user", "content": content}]}
+    return {key: value for key, value in request.items() if key != "prompt"}
 
 
 def _spoken(number: int) -> dict[str, Any]:
@@ -88,6 +129,8 @@ QWEN3_OMNI: dict[str, Any] = {
     "stages.talker.token_budget": BUDGET, "stages.thinker.encoder_cache_mb": 0,
 }  # fmt: skip
 COSMOS3: dict[str, Any] = {"token_budget": PICTURE_ROWS, "stages.diffusion.reasoner_cache_mb": 0}
+OTHER = QWEN3_OMNI | {"max_num_seqs": 2 * STREAMS, "kv_memory_mb": 32, "dtype": "float32"}
+PAINTING: dict[str, Any] = {"variant": "dit", "token_budget": 1024}
 CASES: dict[str, Case] = {
     f"qwen3_omni {name}": Case(write_qwen3_omni, talk, QWEN3_OMNI | settings)
     for name, settings in {
@@ -97,7 +140,17 @@ CASES: dict[str, Case] = {
         "bfloat16": {"dtype": "bfloat16"},
         "int4": {"dtype": "float32", "stages.thinker.quantization": "int4"},
     }.items()
-} | {f"cosmos3 {name}": Case(write_cosmos3, draw, COSMOS3 | {"dtype": name}) for name in ("float32", "bfloat16")}
+}
+CASES |= {f"cosmos3 {name}": Case(write_cosmos3, draw, COSMOS3 | {"dtype": name}) for name in ("float32", "bfloat16")}
+# No constant of the formulas was set on these.
+INDEPENDENT: dict[str, Case] = {
+    "hunyuan_image3 float32": Case(write_hunyuan_image3, paint, PAINTING | {"dtype": "float32"}),
+    "hunyuan_image3 bfloat16": Case(write_hunyuan_image3, paint, PAINTING | {"dtype": "bfloat16"}),
+    "minimax_h3 float32": Case(write_minimax_h3, film, {"variant": "split", "token_budget": 9000, "dtype": "float32"}),
+    "qwen3_omni_other bfloat16": Case(write_other_qwen3_omni, speak, OTHER | {"dtype": "bfloat16"}),
+    "qwen3_omni_other plain": Case(write_other_qwen3_omni, speak, OTHER | {"weight_layout": "plain"}),
+}
+CASES |= INDEPENDENT
 
 
 def main(wanted: list[str]) -> None:

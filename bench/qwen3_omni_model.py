@@ -71,10 +71,10 @@ _RELEASED_VOCODER = {
 }  # fmt: skip
 
 
-def write_checkpoint(folder: Path) -> int:
-    """Writes the checkpoint; how many parameters it has."""
+def write_checkpoint(folder: Path, sizes: Qwen3OmniMoeConfig | None = None) -> int:
+    """Writes the checkpoint, of `sizes` if given; how many parameters it has."""
     made = tokenizer()
-    model = Qwen3OmniMoeForConditionalGeneration(bench_config()).float().eval()
+    model = Qwen3OmniMoeForConditionalGeneration(sizes or bench_config()).float().eval()
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -53,9 +53,18 @@ class Weights(msgspec.Struct, frozen=True):
         return self.peak - self.passing if self.maps else self.held
 
 
+class Working(msgspec.Struct, frozen=True):
+    """The most that a step holds beside weights and caches: `nbytes` when it is as full as `of` says; of these each
+    stream of `max_num_seqs` brings `per_stream`."""
+
+    nbytes: int = 0
+    of: str = ""
+    per_stream: int = 0
+
+
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     """One replica of a stage. `weights` is by component; with `shared`, stages in one process hold equal components
-    once. `extra` names further memory, `working` is the most that a step holds beside all that. `missing` names weights
+    once. `extra` names further memory, `working` is what steps hold beside all that. `missing` names weights
     that are not on this machine yet.
 
     `dtype` is the type it computes in; `layout` how it holds the weights of linear layers, and `reason` why.
@@ -64,7 +73,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, Weights]
     kv: KvShape | None = None
     extra: dict[str, int] = {}
-    working: int = 0
+    working: Working = Working()
     library: Library = "transformers"
     shared: bool = False
     missing: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from omnistage.config.footprint import Footprint, KvShape, Weights
 from omnistage.config.model import StageConfig
-from omnistage.models.working_memory import ar_step, kernels, layer_of
+from omnistage.models.working_memory import ar_step, fullest, kernels, layer_of
 from omnistage.ops.layout_rule import LayoutName, automatic_layout, physical_memory
 from omnistage.weights import WeightError
 
@@ -235,7 +235,7 @@ def text_model(
         weights={"model": weights},
         kv=kv,
         extra={"tokenizer, code": TEXT_EXTRA_MB << 20},
-        working=step + kernels(stage, layout),
+        working=fullest(step, beside=kernels(stage, layout)),
         dtype=stage.dtype,
         layout=layout,
         reason=chosen.reason,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from omnistage.config.footprint import CACHED_KERNELS
+from omnistage.config.footprint import CACHED_KERNELS, Working
 from omnistage.config.model import StageConfig
 
 _ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -59,7 +59,7 @@ def layer_of(text: dict[str, Any]) -> Layer:
     )
 
 
-def ar_step(layer: Layer, vocab: int, stage: StageConfig, max_model_len: int) -> int:
+def ar_step(layer: Layer, vocab: int, stage: StageConfig, max_model_len: int) -> Working:
     """A step of an AR stage on its full token budget, or the sampling of all its sequences if that is more.
 
     A prompt chunk sees up to `max_model_len` positions: its mask, and keys and values out of their blocks. Logits are
@@ -68,13 +68,31 @@ def ar_step(layer: Layer, vocab: int, stage: StageConfig, max_model_len: int) ->
     item = _ITEM[stage.dtype]
     longest = min(max_model_len, stage.max_model_len or max_model_len, _cached(layer, stage))
     seen = longest * (stage.token_budget + 2 * layer.kv_heads * layer.head_dim) * item
-    logits = stage.max_num_seqs * vocab * (item + 4 * _FLOAT32)
-    return max(layer.nbytes(stage.token_budget, stage.dtype) + seen, logits)
+    rows = Working(layer.nbytes(stage.token_budget, stage.dtype) + seen, f"{stage.token_budget} tokens")
+    logits = vocab * (item + 4 * _FLOAT32)
+    return fullest(rows, Working(stage.max_num_seqs * logits, f"logits of {stage.max_num_seqs}", logits))
 
 
-def denoising_step(layer: Layer, stage: StageConfig) -> int:
-    """A step of a denoiser on its full budget of rows: a layer's tensors, and text rows and velocities beside them."""
-    return layer.nbytes(stage.token_budget, stage.dtype)
+def denoising_step(layer: Layer, stage: StageConfig, largest: int = 0) -> Working:
+    """A step of a denoiser: of its whole budget of rows, or of all its requests, of `largest` rows each (0: any).
+
+    A request that alone has more rows than the budget runs all the same, and takes more.
+    """
+    asked = stage.max_num_seqs * largest or stage.token_budget
+    rows = min(stage.token_budget, asked)
+    one = layer.nbytes(largest, stage.dtype) if asked <= stage.token_budget else 0
+    return Working(layer.nbytes(rows, stage.dtype), f"{rows} rows", one)
+
+
+def fullest(*steps: Working, beside: int = 0) -> Working:
+    """The step that holds most, and `beside` bytes that all have."""
+    most = max(steps, key=lambda step: step.nbytes, default=Working())
+    return Working(most.nbytes + beside, most.of, most.per_stream)
+
+
+def at_once(first: Working, second: Working) -> Working:
+    """Of work that two threads of a stage do at the same time: denoising and the decoding of an earlier request."""
+    return Working(first.nbytes + second.nbytes, f"{first.of}, {second.of}", first.per_stream + second.per_stream)
 
 
 def _cached(layer: Layer, stage: StageConfig) -> int:

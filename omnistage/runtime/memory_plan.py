@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from omnistage.config.footprint import PROCESS_MB, Footprint, KvShape
+from omnistage.config.footprint import PROCESS_MB, Footprint, KvShape, Working
 from omnistage.config.model import OmniConfig, PipelineConfig, StageConfig
 from omnistage.config.resolve import detect_platform
+from omnistage.errors import ConfigError
 from omnistage.runtime.plan import MAIN_HOST, HostPlan, host_plans, variant_of
 from omnistage.runtime.stage_runtime import CLIENT_ARENA_MB
 
@@ -35,7 +36,8 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One replica of a stage. `need` is what it takes beyond an empty process while it serves, `peak` the most that is
     resident at any time, pages of mapped weight files included; both None when its model declares nothing.
 
-    `streams` are requests of `stream_tokens` positions that all replicas hold at once (0 tokens: any length).
+    `streams` are requests of `stream_tokens` positions that all replicas hold at once (0 tokens: any length): as many
+    as `max_num_seqs`, the KV cache and the working memory on a limited device leave.
     """
 
     name: str
@@ -45,7 +47,7 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     weights: dict[str, int]
     extra: dict[str, int]
-    working: int
+    working: Working
     kv: KvMemory | None
     arena: int
     need: int | None
@@ -56,13 +58,15 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: `base` before anything is loaded; `taken` by device, `base` included, without shared memory."""
+    """One process: `base` before anything is loaded; `taken` by device, `base` included, without shared memory;
+    `working` is the part of it that only full steps take."""
 
     name: str
     stages: tuple[str, ...]
     threads: int
     base: int
     taken: dict[str, int]
+    working: dict[str, int]
 
 
 class Lack(msgspec.Struct, frozen=True):
@@ -75,7 +79,11 @@ class Lack(msgspec.Struct, frozen=True):
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`arenas` is shared memory of the host; `total` sums processes and arenas by device."""
+    """`arenas` is shared memory of the host; `total` sums processes and arenas by device.
+
+    `lacks`: what serving always holds does not fit, so the deployment cannot run. `tight`: it fits, but not all full
+    steps at once; smaller steps do.
+    """
 
     pipeline: str
     variant: str
@@ -84,6 +92,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     arenas: int
     total: dict[str, int]
     lacks: list[Lack]
+    tight: list[Lack]
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -101,7 +110,12 @@ def decided(stage: StageConfig, dtype: str | None = None) -> StageConfig:
 
 def footprint_of(config: OmniConfig, pipeline: PipelineConfig, stage: StageConfig) -> Footprint | None:
     """None for a pipeline that declares none. Raises OmniError for a damaged checkpoint."""
-    return pipeline.footprint(config, stage) if pipeline.footprint is not None else None
+    if pipeline.footprint is None:
+        return None
+    try:
+        return pipeline.footprint(config, stage)
+    except KeyError as error:
+        raise ConfigError(f"model: the checkpoint's configuration lacks {error.args[0]!r}", param="model") from None
 
 
 def memory_plan(
@@ -122,13 +136,37 @@ def memory_plan(
     total = Counter({CPU: arenas})
     for process in processes:
         total.update(process.taken)
+    working = Counter[str]()
+    for process in processes:
+        working.update(process.working)
+    short = {device: nbytes - limits[device] for device, nbytes in total.items() if device in limits}
     lacks = [
-        Lack(device, _too_much(processes, rows, device, limits[device]), nbytes - limits[device], limits[device])
-        for device, nbytes in total.items()
-        if device in limits and nbytes > limits[device]
+        Lack(device, _too_much(processes, rows, device, limits[device]), over - working[device], limits[device])
+        for device, over in short.items()
+        if over > working[device]
+    ]
+    tight = [
+        Lack(device, _widest(rows, device), over, limits[device])
+        for device, over in short.items()
+        if 0 < over <= working[device]
     ]
     names = {"pipeline": config.pipeline, "variant": config.variant}
-    return MemoryPlan(**names, stages=rows, processes=processes, arenas=arenas, total=total, lacks=lacks)
+    rows = [_with_fewer_streams(rows, row, short.get(row.device, 0)) for row in rows]
+    return MemoryPlan(**names, stages=rows, processes=processes, arenas=arenas, total=total, lacks=lacks, tight=tight)
+
+
+def _widest(rows: list[StageMemory], device: str) -> str:
+    """The stage of the device whose steps take most."""
+    mine = [row for row in rows if row.device == device]
+    return max(mine, key=lambda row: row.working.nbytes * row.replicas).name
+
+
+def _with_fewer_streams(rows: list[StageMemory], row: StageMemory, over: int) -> StageMemory:
+    """Without the streams whose working memory, in all stages of the device together, is `over` bytes."""
+    each = sum(other.working.per_stream for other in rows if other.device == row.device)
+    if over <= 0 or not row.working.per_stream:
+        return row
+    return msgspec.structs.replace(row, streams=max(1, row.streams - -(-over // each)))
 
 
 def _hosts(config: OmniConfig) -> list[HostPlan]:
@@ -179,7 +217,7 @@ def _kv(shape: KvShape, stage: StageConfig) -> KvMemory:
 
 def _beside_weights(declared: Footprint, stage: StageConfig) -> int:
     kv = _kv(declared.kv, stage).nbytes if declared.kv is not None else 0
-    return kv + sum(declared.extra.values()) + declared.working
+    return kv + sum(declared.extra.values()) + declared.working.nbytes
 
 
 def _process(host: HostPlan, stages: Mapping[str, StageConfig], prints: Mapping[str, Footprint]) -> ProcessMemory:
@@ -187,7 +225,7 @@ def _process(host: HostPlan, stages: Mapping[str, StageConfig], prints: Mapping[
     names = tuple(replica.stage for replica in host.replicas)
     base = max((PROCESS_MB[prints[name].library] for name in names), default=PROCESS_MB["python"])
     base += ENGINE_MB - PROCESS_MB["python"] if host.is_main else 0
-    taken = {CPU: base * MIB}
+    taken, working = {CPU: base * MIB}, Counter[str]()
     seen: set[str] = set()
     for name in names:
         declared, device = prints[name], stages[name].device
@@ -195,15 +233,20 @@ def _process(host: HostPlan, stages: Mapping[str, StageConfig], prints: Mapping[
         seen |= parts.keys()
         need = _beside_weights(declared, stages[name]) + sum(part.held for part in parts.values())
         taken[device] = taken.get(device, 0) + need
-    return ProcessMemory(name=host.name, stages=names, threads=host.threads, base=base * MIB, taken=taken)
+        working[device] += declared.working.nbytes
+    return ProcessMemory(
+        name=host.name, stages=names, threads=host.threads, base=base * MIB, taken=taken, working=dict(working)
+    )
 
 
 def _too_much(processes: list[ProcessMemory], rows: list[StageMemory], device: str, limit: int) -> str:
-    """The first stage, process by process in the order of the graph, that exceeds what is left of the device."""
+    """The first stage, process by process in the order of the graph, whose weights and caches exceed what is left of
+    the device."""
     taken = CLIENT_ARENA_MB * MIB if device == CPU else 0
     arenas = {row.name: row.arena for row in rows} if device == CPU else {}
     for process in processes:
-        taken += process.taken.get(device, 0) + sum(arenas.get(stage, 0) for stage in process.stages)
+        taken += process.taken.get(device, 0) - process.working.get(device, 0)
+        taken += sum(arenas.get(stage, 0) for stage in process.stages)
         if taken > limit:
             return "+".join(dict.fromkeys(process.stages)) or "the engine itself"
     return rows[-1].name

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from omnistage.config.footprint import Working
 from omnistage.config.model import StageConfig
 from omnistage.models.working_memory import Layer, ar_step, denoising_step, kernels, layer_of
 
@@ -33,9 +34,9 @@ def test_rows_of_experts_count_once_per_expert() -> None:
 
 def test_a_step_grows_with_the_token_budget_and_a_large_vocabulary_with_the_sequences() -> None:
     step = ar_step(DENSE, SMALL_VOCAB, STAGE, LENGTH)
-    assert ar_step(DENSE, SMALL_VOCAB, changed(token_budget=200), LENGTH) > 1.9 * step
+    assert ar_step(DENSE, SMALL_VOCAB, changed(token_budget=200), LENGTH).nbytes > 1.9 * step.nbytes
     assert ar_step(DENSE, SMALL_VOCAB, changed(max_num_seqs=8), LENGTH) == step
-    assert ar_step(DENSE, 150_000, STAGE, LENGTH) == 4 * 150_000 * 20
+    assert ar_step(DENSE, 150_000, STAGE, LENGTH) == Working(4 * 150_000 * 20, "logits of 4", 150_000 * 20)
 
 
 def test_what_a_prompt_sees_is_bounded_by_the_kv_memory() -> None:
@@ -57,7 +58,13 @@ def test_kernels_are_counted_where_they_are_compiled(fields: dict[str, str], lay
 
 
 def test_a_denoiser_takes_its_whole_budget_of_rows_at_once() -> None:
-    assert denoising_step(DENSE, changed(token_budget=7)) == DENSE.nbytes(7, "float32")
+    assert denoising_step(DENSE, changed(token_budget=7)) == Working(DENSE.nbytes(7, "float32"), "7 rows")
+
+
+def test_a_denoiser_never_takes_more_rows_than_its_requests_have() -> None:
+    one = DENSE.nbytes(20, "float32")
+    assert denoising_step(DENSE, STAGE, largest=20) == Working(4 * one, "80 rows", one)
+    assert denoising_step(DENSE, STAGE, largest=26) == denoising_step(DENSE, STAGE)
 
 
 def test_a_layer_is_read_from_a_text_models_configuration() -> None:

@@ -92,8 +92,9 @@ def test_the_totals_are_sums_of_their_parts_and_a_lack_is_told_to_the_byte(folde
     assert [process.taken["cpu"] for process in workers] == [workers[0].base + stage.need] * 2
     assert plan.arenas == 2 * stage.arena + CLIENT_ARENA_MB * MIB
     assert plan.total == {"cpu": plan.arenas + sum(process.taken["cpu"] for process in plan.processes)}
-    assert planned(folder, {"cpu": plan.total["cpu"]}, replicas=2).lacks == []
-    (lack,) = planned(folder, {"cpu": plan.total["cpu"] - 7}, replicas=2).lacks
+    held = plan.total["cpu"] - sum(process.working.get("cpu", 0) for process in plan.processes)
+    assert planned(folder, {"cpu": held}, replicas=2).lacks == []
+    (lack,) = planned(folder, {"cpu": held - 7}, replicas=2).lacks
     assert (lack.device, lack.stage, lack.nbytes) == ("cpu", "thinker", 7)
 
 
@@ -101,8 +102,29 @@ def test_the_working_memory_of_steps_is_a_line_of_its_own_and_part_of_what_a_sta
     (small,), (large,) = (planned(folder, token_budget=budget).stages for budget in (64, 4096))
     assert small.need is not None
     assert large.need is not None
-    assert large.working > small.working > 0
-    assert large.need - small.need == large.working - small.working
+    assert large.working.nbytes > small.working.nbytes > 0
+    assert large.need - small.need == large.working.nbytes - small.working.nbytes
+    assert (small.working.of, large.working.of) == ("64 tokens", "4096 tokens")
+
+
+def test_full_steps_that_do_not_fit_are_told_and_refuse_nothing(folder: Path) -> None:
+    whole = planned(folder, token_budget=4096)
+    (step,) = (stage.working.nbytes for stage in whole.stages)
+    tight = planned(folder, {"cpu": whole.total["cpu"] - step}, token_budget=4096)
+    assert (tight.lacks, tight.tight[0].stage, tight.tight[0].nbytes) == ([], "thinker", step)
+    lacking = planned(folder, {"cpu": whole.total["cpu"] - step - 7}, token_budget=4096)
+    assert (lacking.lacks[0].nbytes, lacking.tight) == (7, [])
+
+
+def test_working_memory_of_streams_lowers_their_number_where_it_does_not_fit(folder: Path) -> None:
+    """Sixty-four rows of logits take more than the tokens of a step of one."""
+    settings: dict[str, Any] = {"token_budget": 1, "max_num_seqs": 64, "kv_memory_mb": 512, "max_model_len": 32}
+    whole = planned(folder, **settings)
+    (stage,) = whole.stages
+    each = VOCAB * (4 + 4 * 4)
+    assert (stage.streams, stage.working.per_stream) == (64, each)
+    fewer = planned(folder, {"cpu": whole.total["cpu"] - 10 * each - 1}, **settings)
+    assert (fewer.stages[0].streams, fewer.lacks) == (64 - 11, [])
 
 
 def test_pages_of_a_file_count_while_it_is_read_and_later_only_if_tensors_stay_in_it(folder: Path) -> None:
@@ -118,7 +140,8 @@ def test_pages_of_a_file_count_while_it_is_read_and_later_only_if_tensors_stay_i
 def test_an_accelerator_has_a_total_of_its_own(folder: Path) -> None:
     plan = planned(folder, {"cuda": 1}, device="cuda", dtype="auto")
     assert plan.stages[0].dtype == "bfloat16"
-    assert plan.stages[0].need == plan.total["cuda"] == plan.lacks[0].nbytes + 1
+    need, working = plan.stages[0].need, plan.stages[0].working.nbytes
+    assert need == plan.total["cuda"] == plan.lacks[0].nbytes + 1 + working
 
 
 def test_an_inline_stage_counts_in_the_engines_process(folder: Path) -> None:

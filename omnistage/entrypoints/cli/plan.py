@@ -18,7 +18,7 @@ _HEADS = ("stage", "replicas", "device", "dtype", "weights", "KV", "step", "othe
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns 1 when a stage does not fit."""
+    """Returns 1 when what a stage always holds does not fit."""
     config = resolve_config(arguments.model, arguments.deploy, overrides_of(arguments))
     asked = arguments.memory_mb
     limits = device_memory() if asked is None else {CPU: asked * MIB, detect_platform(): asked * MIB}
@@ -61,6 +61,11 @@ def table(plan: MemoryPlan, limits: dict[str, int]) -> str:
         f"does not fit: stage {lack.stage}; {lack.device} has {_mib(lack.limit)} MiB, {_mib(lack.nbytes)} too little"
         for lack in plan.lacks
     ]
+    lines += [
+        f"tight: full steps of all stages at once take {_mib(lack.nbytes)} MiB more than the {_mib(lack.limit)} of "
+        f"{lack.device}, most in {lack.stage}; lower token_budget or max_num_seqs if it serves such requests"
+        for lack in plan.tight
+    ]
     return "\n".join(lines if plan.lacks else [*lines, "fits"])
 
 
@@ -74,7 +79,7 @@ def _row(stage: StageMemory) -> tuple[str, ...]:
         f"{stage.dtype} {stage.layout}".strip(),
         _mib(sum(stage.weights.values())) if stage.need is not None else "?",
         kv,
-        _mib(stage.working),
+        f"{_mib(stage.working.nbytes)} ({stage.working.of})" if stage.working.nbytes else "-",
         _mib(sum(stage.extra.values())),
         _mib(stage.need) if stage.need is not None else "?",
         _mib(stage.peak) if stage.peak is not None else "?",

@@ -54,5 +54,9 @@ class SoundCodec:
 
 def pixels_of(clip: Tensor) -> Tensor:
     """float [1, 3, frames, H, W] in -1..1 -> uint8 [frames, H, W, 3]."""
-    unit = (clip[0] / 2 + 0.5).clamp(0, 1)
-    return (unit * 255).round().to(torch.uint8).permute(1, 2, 3, 0).contiguous().cpu()
+    pixels = torch.empty(clip.shape[2:] + clip.shape[1:2], dtype=torch.uint8)
+    # Frame by frame: a whole clip in float32 would be there several times.
+    for at, frame in enumerate(clip[0].unbind(1)):
+        unit = (frame / 2 + 0.5).clamp(0, 1)
+        pixels[at] = (unit * 255).round().to(torch.uint8).permute(1, 2, 0)
+    return pixels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omnistage.config.footprint import Footprint, Weights
+from omnistage.config.footprint import Footprint, Weights, Working
 from omnistage.config.model import OmniConfig, StageConfig
 from omnistage.models.cosmos3.checkpoint import FLOAT32_PREFIX, MAX_PIXELS, Tower, read_checkpoint, tower_of
 from omnistage.models.weight_files import (
@@ -15,7 +15,7 @@ from omnistage.models.weight_files import (
     read_json,
     tensors_of,
 )
-from omnistage.models.working_memory import ar_step, denoising_step, kernels, layer_of
+from omnistage.models.working_memory import ar_step, at_once, denoising_step, fullest, kernels, layer_of
 
 _TOWERS: dict[str, tuple[Tower, ...]] = {
     "diffusion": ("understanding", "generation"),
@@ -32,22 +32,23 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
         text = read_json(folder / "config.json").get("text_config", {})
         weights = {"reasoner": loaded(tensors_of(folder), stage.dtype)}
         kv = kv_shape(text)
-        step = ar_step(layer_of(text), int(text["vocab_size"]), stage, kv.max_model_len) + kernels(stage, "plain")
-        return Footprint(weights=weights, kv=kv, extra=_EXTRA, working=step, dtype=stage.dtype)
+        step = ar_step(layer_of(text), int(text["vocab_size"]), stage, kv.max_model_len)
+        working = fullest(step, beside=kernels(stage, "plain"))
+        return Footprint(weights=weights, kv=kv, extra=_EXTRA, working=working, dtype=stage.dtype)
     weights = {"transformer": _transformer(folder / "transformer", stage.name, stage.dtype)}
     if stage.name != "reasoner":
         names = ("vae", "sound_tokenizer") if read_checkpoint(folder).sound_dim else ("vae",)
         weights |= {name: loaded(tensors_of(folder / name), stage.dtype) for name in names}
     step = denoising_step(layer_of(read_json(folder / "transformer" / "config.json")), stage)
     if stage.name != "reasoner":
-        step = max(step, _picture(folder, stage))
+        step = at_once(step, _picture(folder, stage))
     cache = int(stage.options.get("reasoner_cache_mb", 0)) << 20
     extra = _EXTRA | ({"reasoner cache, at most": cache} if cache else {})
-    working = step + kernels(stage, "plain")
+    working = fullest(step, beside=kernels(stage, "plain"))
     return Footprint(weights=weights, extra=extra, working=working, library="diffusers", dtype=stage.dtype)
 
 
-def _picture(folder: Path, stage: StageConfig) -> int:
+def _picture(folder: Path, stage: StageConfig) -> Working:
     """The picture decoder on one latent frame of as many pixels as it takes at once, or as a step's rows stand for.
 
     At the full resolution, of the frames that a latent frame becomes: what a block adds to, its normed, activated and
@@ -59,7 +60,8 @@ def _picture(folder: Path, stage: StageConfig) -> int:
     width = int(vae.get("decoder_base_dim") or vae["base_dim"]) * int(vae["dim_mult"][0])
     frame = width * pixels // int(vae.get("patch_size") or 1) ** 2 * (4 if stage.dtype == "float32" else 2)
     kept = 2 * 2 * (int(vae["num_res_blocks"]) + 1)
-    return frame * (5 * int(vae["scale_factor_temporal"]) + kept + kept // 3)
+    held = frame * (5 * int(vae["scale_factor_temporal"]) + kept + kept // 3)
+    return Working(held, f"decoding {pixels} pixels")
 
 
 def _transformer(folder: Path, stage: str, dtype: str) -> Weights:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omnistage.config.footprint import Footprint, KvShape, Weights
+from omnistage.config.footprint import Footprint, KvShape, Weights, Working
 from omnistage.config.model import OmniConfig, StageConfig
 from omnistage.models.hunyuan_image3.checkpoint import Checkpoint, read_checkpoint
 from omnistage.models.weight_files import TEXT_EXTRA_MB, copied, joined, tensors_of
-from omnistage.models.working_memory import Layer, ar_step, denoising_step, kernels
+from omnistage.models.working_memory import Layer, ar_step, at_once, denoising_step, fullest, kernels
 
 _PREFIXES = {
     "backbone": ("model.wte.", "model.layers."),
@@ -41,7 +41,7 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
         weights={name: _component(folder, name, stage.dtype) for name in names},
         kv=_kv(checkpoint) if stage.kind == "ar" else None,
         extra={"tokenizer, code": TEXT_EXTRA_MB << 20},
-        working=_step(checkpoint, stage) + kernels(stage, "plain"),
+        working=fullest(_step(checkpoint, stage), beside=kernels(stage, "plain")),
         library="diffusers",
         shared=True,
         dtype=stage.dtype,
@@ -60,12 +60,8 @@ def _component(folder: Path, name: str, dtype: str) -> Weights:
     return joined([copied(routers, "float32"), copied(others, "float32" if name in _FLOAT32 else dtype)])
 
 
-def _step(checkpoint: Checkpoint, stage: StageConfig) -> int:
-    """Of the text stage; or of the denoiser, or of the decoder on a picture of the base size if that is more.
-
-    The decoder holds, at the full resolution and for all frames of a latent frame, what a block adds to, its normed and
-    activated copies and the result; in half precision, beside which its norms compute in float32.
-    """
+def _step(checkpoint: Checkpoint, stage: StageConfig) -> Working:
+    """Of the text stage, or of the denoiser and the picture decoder; both stages also encode reference pictures."""
     layer = Layer(
         checkpoint.hidden,
         checkpoint.heads,
@@ -75,11 +71,27 @@ def _step(checkpoint: Checkpoint, stage: StageConfig) -> int:
         experts=max(checkpoint.top_k),
         expert_inner=checkpoint.expert_width,
     )
+    picture = _picture(checkpoint, stage)
     if stage.kind == "ar":
-        return ar_step(layer, checkpoint.vocab, stage, checkpoint.max_tokens)
-    frames = checkpoint.temporal * checkpoint.base_size**2
-    picture = int(checkpoint.vae["block_out_channels"][0]) * frames * (2 * _FLOAT32_BYTES + 3 * _HALF_BYTES)
-    return max(denoising_step(layer, stage), picture)
+        return fullest(ar_step(layer, checkpoint.vocab, stage, checkpoint.max_tokens), picture)
+    # A guided picture of the base size; other shapes of the table have as many pixels or fewer.
+    rows = 2 * ((checkpoint.base_size // checkpoint.spatial) ** 2 + 1 + checkpoint.distilled + checkpoint.meanflow)
+    return at_once(denoising_step(layer, stage, rows), picture)
+
+
+def _picture(checkpoint: Checkpoint, stage: StageConfig) -> Working:
+    """The autoencoder at its widest level on a picture of the base size, all frames of a latent frame together.
+
+    A block holds what it adds to, the first convolution's result, its normed and activated copies and the second
+    convolution's result. A CPU convolution in float32 has its input and result in the kernel's order besides (the
+    normed copy is gone by then); other devices compute in half precision, beside which norms are in float32.
+    """
+    exact = stage.device == "cpu" or stage.dtype == "float32"
+    copies = 6 * _FLOAT32_BYTES if exact else 2 * _FLOAT32_BYTES + 3 * _HALF_BYTES
+    widths = [int(width) for width in checkpoint.vae["block_out_channels"]]
+    widest = max(width >> (2 * level) for level, width in enumerate(widths))
+    held = widest * checkpoint.temporal * checkpoint.base_size**2 * copies
+    return Working(held, f"a picture of {checkpoint.base_size} x {checkpoint.base_size}")
 
 
 def _kv(checkpoint: Checkpoint) -> KvShape:

@@ -40,9 +40,13 @@ class VideoCodec:
         """float32 [1, C, t, h, w] to uint8 [T, H, W, 3]."""
         scaled = latents.to(self._device) * self._std.to(self._device) + self._mean.to(self._device)
         decoded = self._vae.decode(scaled, return_dict=False)[0]
-        pixels = (decoded.float() * self._pixel_std + self._pixel_mean).clamp(0, 1)[0]
-        frames: Picture = (pixels * 255).round().to(torch.uint8).permute(1, 2, 3, 0).contiguous().cpu().numpy()
-        return frames
+        frames = torch.empty(decoded.shape[2:] + decoded.shape[1:2], dtype=torch.uint8)
+        # Frame by frame: a whole clip in float32 would be there several times.
+        for at, frame in enumerate(decoded[0].unbind(1)):
+            pixels = (frame.float() * self._pixel_std[0, :, 0] + self._pixel_mean[0, :, 0]).clamp(0, 1)
+            frames[at] = (pixels * 255).round().to(torch.uint8).permute(1, 2, 0)
+        made: Picture = frames.numpy()
+        return made
 
 
 class AudioCodec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omnistage.config.footprint import Footprint, KvShape
+from omnistage.config.footprint import Footprint, KvShape, Working
 from omnistage.config.model import OmniConfig, StageConfig
 from omnistage.models.qwen3_omni.tiles import TILE
 from omnistage.models.weight_files import (
@@ -19,13 +19,14 @@ from omnistage.models.weight_files import (
     transformed,
     weight_bytes,
 )
-from omnistage.models.working_memory import ar_step, kernels, layer_of
+from omnistage.models.working_memory import Layer, ar_step, fullest, kernels, layer_of
 
 _EMBEDDING = "thinker.model.embed_tokens.weight"
 _HEAD = "thinker.lm_head.weight"
 # What a first request brings into memory where no text is read: MiB, measured.
 _CODE_MB = 20
 # Of the vocoder's residual units.
+_FLOAT32 = 4
 _TAPS, _DILATIONS = 7, (1, 3, 9)
 
 
@@ -52,21 +53,47 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
         weights={stage.name: joined(parts)},
         kv=_kv(told, config.variant, stage.name),
         extra=extra,
-        working=_step(told, stage, tensors) + kernels(stage, layout),
+        working=fullest(_step(told, stage, tensors), beside=kernels(stage, layout)),
         dtype=stage.dtype,
         layout=layout,
         reason=chosen.reason,
     )
 
 
-def _step(config: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader]) -> int:
+def _step(config: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader]) -> Working:
     if stage.name == "code2wav":
         return vocoder_step(config["code2wav_config"], stage, tensors)
-    text = config[f"{stage.name}_config"]["text_config"]
-    return ar_step(layer_of(text), int(text["vocab_size"]), stage, int(text["max_position_embeddings"]))
+    told = config[f"{stage.name}_config"]
+    text = told["text_config"]
+    step = ar_step(layer_of(text), int(text["vocab_size"]), stage, int(text["max_position_embeddings"]))
+    return step if stage.name == "talker" else fullest(step, _seeing(told, stage), _hearing(told, stage))
 
 
-def vocoder_step(sizes: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader]) -> int:
+def _seeing(config: dict[str, Any], stage: StageConfig) -> Working:
+    """The vision tower on pictures that fill a step."""
+    sizes = config["vision_config"]
+    heads, width = int(sizes["num_heads"]), int(sizes["hidden_size"])
+    patches = stage.token_budget * int(sizes["spatial_merge_size"]) ** 2
+    layer = Layer(width, heads, heads, width // heads, int(sizes["intermediate_size"]))
+    pixels = 3 * int(sizes["temporal_patch_size"]) * int(sizes["patch_size"]) ** 2
+    held = layer.nbytes(patches, stage.dtype) + 2 * patches * pixels * _FLOAT32
+    return Working(held, f"pictures of {stage.token_budget} tokens")
+
+
+def _hearing(config: dict[str, Any], stage: StageConfig) -> Working:
+    """The stem of the audio tower on sounds that fill a step: the first of its convolutions, which halve both sides.
+
+    Its result is there in the order of the kernel too, and that of the next one, a quarter of it, likewise.
+    """
+    sizes = config["audio_config"]
+    window = 2 * int(sizes["n_window"])
+    windows = min(int(sizes["conv_chunksize"]), stage.token_budget // -(-window // 8) + 1)
+    first = int(sizes["downsample_hidden_size"]) * int(sizes["num_mel_bins"]) // 2 * window // 2
+    held = windows * first * 5 // 2 * (_FLOAT32 if stage.dtype == "float32" else _FLOAT32 // 2)
+    return Working(held, f"sounds of {stage.token_budget} tokens")
+
+
+def vocoder_step(sizes: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader]) -> Working:
     """A step of the vocoder: tiles, what streams carry, and a plain convolution's weight that is put in order.
 
     A layer that upsamples by r and halves the channels makes r / 2 of a tile, which stays until its tiles are through;
@@ -84,7 +111,8 @@ def vocoder_step(sizes: dict[str, Any], stage: StageConfig, tensors: list[Tensor
         for level in range(1, len(grown) + 1)
     )
     ordered = max(tensor.cast(stage.dtype) for tensor in tensors if len(tensor.shape) == 3)
-    return int(tiles + stage.max_num_seqs * (windows + carried) * item + ordered)
+    held = int(tiles + stage.max_num_seqs * (windows + carried) * item + ordered)
+    return Working(held, f"tiles, {stage.max_num_seqs} streams", int((windows + carried) * item))
 
 
 def _is_loaded(name: str, stage: str) -> bool:

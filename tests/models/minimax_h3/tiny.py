@@ -94,28 +94,24 @@ def text_encoder(tokens: Any, seed: int, layers: int = 51) -> Any:
     return filled(Qwen3VLForConditionalGeneration(config), seed)
 
 
-def transformer(seed: int) -> Any:
-    return filled(
-        MiniMaxH3Transformer3DModel(
-            num_attention_heads=2, attention_head_dim=16, hidden_size=24, num_layers=2, num_refiner_layers=1,
-            ffn_dim=32, in_channels=CHANNELS, audio_in_channels=AUDIO_CHANNELS, text_dim=32, freq_dim=32,
-            time_embed_hidden_dim=32, time_embed_dim=16, rope_freq_dim=2,
-        ),
-        seed,
-    )  # fmt: skip
+def transformer(seed: int, **sizes: Any) -> Any:
+    own: dict[str, Any] = {
+        "num_attention_heads": 2, "attention_head_dim": 16, "hidden_size": 24, "num_layers": 2, "num_refiner_layers": 1,
+        "ffn_dim": 32, "in_channels": CHANNELS, "audio_in_channels": AUDIO_CHANNELS, "text_dim": 32, "freq_dim": 32,
+        "time_embed_hidden_dim": 32, "time_embed_dim": 16, "rope_freq_dim": 2,
+    }  # fmt: skip
+    return filled(MiniMaxH3Transformer3DModel(**own | sizes), seed)
 
 
-def video_vae(seed: int) -> Any:
+def video_vae(seed: int, **sizes: Any) -> Any:
     draw = np.random.default_rng(seed)
-    return filled(
-        AutoencoderKLMiniMaxH3(
-            latent_channels=CHANNELS, block_out_channels=(8,) * 6, layers_per_block=1, norm_num_groups=4,
-            decoder_num_layers=2, decoder_num_attention_heads=2, decoder_attention_head_dim=8,
-            decoder_num_register_tokens=2, decoder_ffn_mult=2, latents_mean=draw.normal(0, 0.3, CHANNELS).tolist(),
-            latents_std=draw.uniform(0.6, 1.4, CHANNELS).tolist(),
-        ),
-        seed,
-    )  # fmt: skip
+    own: dict[str, Any] = {
+        "latent_channels": CHANNELS, "block_out_channels": (8,) * 6, "layers_per_block": 1, "norm_num_groups": 4,
+        "decoder_num_layers": 2, "decoder_num_attention_heads": 2, "decoder_attention_head_dim": 8,
+        "decoder_num_register_tokens": 2, "decoder_ffn_mult": 2, "latents_mean": draw.normal(0, 0.3, CHANNELS).tolist(),
+        "latents_std": draw.uniform(0.6, 1.4, CHANNELS).tolist(),
+    }  # fmt: skip
+    return filled(AutoencoderKLMiniMaxH3(**own | sizes), seed)
 
 
 def audio_vae(seed: int) -> Any:
@@ -132,15 +128,18 @@ def audio_vae(seed: int) -> Any:
     )  # fmt: skip
 
 
-def build(folder: Path, seed: int = 7) -> dict[str, Any]:
-    """Writes the checkpoint to `folder`; returns its modules by component name."""
+def build(folder: Path, seed: int = 7, sizes: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Writes the checkpoint to `folder`; returns its modules by component name. `sizes` of "transformer", "vae" and
+    "index" replace the tiny ones."""
+    sizes = sizes or {}
+    other = sizes.get("transformer", {})
     tokens = tokenizer()
     modules = {
         "tokenizer": tokens,
         "text_encoder": text_encoder(tokens, seed),
-        "transformer": transformer(seed + 1),
-        "transformer_ref": transformer(seed + 2),
-        "vae": video_vae(seed + 3),
+        "transformer": transformer(seed + 1, **other),
+        "transformer_ref": transformer(seed + 2, **other),
+        "vae": video_vae(seed + 3, **sizes.get("vae", {})),
         "audio_vae": audio_vae(seed + 4),
         "scheduler": MiniMaxH3Scheduler(shift=12.0),
         "audio_scheduler": MiniMaxH3Scheduler(shift=3.0),
@@ -152,7 +151,7 @@ def build(folder: Path, seed: int = 7) -> dict[str, Any]:
     for name, (library, kind) in CLASSES.items():
         entry = {"type_hint": [library, kind], "pretrained_model_name_or_path": "MiniMaxAI/MiniMax-H3"}
         index[name] = [library, kind, entry | {"subfolder": name, "variant": None, "revision": None}]
-    (folder / "modular_model_index.json").write_text(json.dumps(index | GEOMETRY))
+    (folder / "modular_model_index.json").write_text(json.dumps(index | GEOMETRY | sizes.get("index", {})))
     return modules
 
 

@@ -21,7 +21,7 @@ def test_a_vocoders_step_grows_with_streams_by_what_they_carry_and_not_with_fram
     weights = [TensorHeader("code2wav.decoder.0.conv.weight", "F32", (8, 8, 7))]
 
     def step(**fields: int) -> int:
-        return vocoder_step(CODE2WAV, msgspec.structs.replace(VOCODER, **fields), weights)
+        return vocoder_step(CODE2WAV, msgspec.structs.replace(VOCODER, **fields), weights).nbytes
 
     assert step(token_budget=1000) == step(token_budget=8)
     windows = 3 * 2 * 4 * 8 * 16
