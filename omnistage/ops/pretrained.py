@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from omnistage.errors import ConfigError
@@ -30,7 +31,7 @@ def load_pretrained(kind: Any, folder: str | Path, *, whole: bool = True, **opti
     disable_progress_bar()
     try:
         model, report = kind.from_pretrained(folder, **_OPTIONS, **options)
-    except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, StrictDataclassError) as error:
         told = str(error).replace(f"{folder}/", "").replace(str(folder), Path(folder).name)
         raise ConfigError(f"model: the weights cannot be loaded: {told}", param="model") from None
     for name, stored, wanted in sorted(report["mismatched_keys"]):
@@ -52,3 +53,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if not file.is_file():
         raise ConfigError("model: the folder has no tokenizer.json", param="model")
     return Tokenizer.from_file(str(file))
+
+
+def load_auto_tokenizer(folder: str | Path) -> Any:
+    """The library's tokenizer of a folder with `tokenizer.json`, or `vocab.json` beside `merges.txt`.
+
+    Without any of them the library makes one that has no words; here that is a ConfigError.
+    """
+    if not any((Path(folder) / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        raise ConfigError(f"model: {Path(folder).name} has no tokenizer.json and no vocab.json", param="model")
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        told = f"model: the tokenizer in {Path(folder).name} cannot be loaded ({type(error).__name__})"
+        raise ConfigError(told, param="model") from None

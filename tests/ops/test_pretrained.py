@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from omnistage.errors import ConfigError
-from omnistage.ops.pretrained import load_pretrained, load_tokenizer
+from omnistage.ops.pretrained import load_auto_tokenizer, load_pretrained, load_tokenizer
 
 Change = Callable[[dict[str, Tensor]], object]
 
@@ -96,3 +96,9 @@ def test_a_file_that_was_cut_short_is_told_so(folder: Path) -> None:
 def test_a_folder_without_tokenizer_is_told_so(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         load_tokenizer(folder)
+
+
+def test_a_tokenizer_without_words_is_refused(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json and no vocab\.json"):
+        load_auto_tokenizer(folder)

@@ -11,10 +11,10 @@ import torch
 from diffusers import AutoencoderKLWan, Cosmos3AVAEAudioTokenizer, Cosmos3OmniTransformer
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoTokenizer
 
 from omnistage.errors import ConfigError
 from omnistage.models.cosmos3.checkpoint import FLOAT32_PREFIX, Checkpoint, Tower, tower_of
+from omnistage.ops.pretrained import load_auto_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,7 @@ def load_sound(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """The text tokenizer with its chat template. Raises ConfigError when it is missing or lacks a needed token."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(checkpoint.folder / "text_tokenizer"), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cosmos3: component text_tokenizer cannot be loaded ({type(error).__name__})") from None
+    tokenizer = load_auto_tokenizer(checkpoint.folder / "text_tokenizer")
     if tokenizer.eos_token_id is None or "<|vision_start|>" not in tokenizer.get_vocab():
         raise ConfigError("cosmos3: text_tokenizer needs an end token and <|vision_start|>")
     return tokenizer

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLModel
+from transformers import Qwen3VLConfig, Qwen3VLModel
 from transformers.initialization import no_init_weights
 
 from omnistage.errors import ConfigError
 from omnistage.models.minimax_h3.checkpoint import TEXT_LAYERS, conditioner_key, read_json, weight_files
 from omnistage.models.minimax_h3.loading import fill, read_weights
+from omnistage.ops.pretrained import load_auto_tokenizer
 
 
 def load_text_encoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -34,7 +35,4 @@ def load_text_encoder(folder: Path, dtype: torch.dtype, device: torch.device) ->
 
 def load_tokenizer(folder: Path) -> Any:
     """The text encoder's tokenizer."""
-    try:
-        return AutoTokenizer.from_pretrained(str(folder / "tokenizer"), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"minimax_h3: component tokenizer cannot be loaded ({type(error).__name__})") from None
+    return load_auto_tokenizer(folder / "tokenizer")

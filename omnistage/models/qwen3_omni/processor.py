@@ -17,13 +17,14 @@ import soxr
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, Qwen3OmniMoeProcessor
+from transformers import AutoFeatureExtractor, AutoImageProcessor, Qwen3OmniMoeProcessor
 from transformers.feature_extraction_utils import BatchFeature
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.video_processing_utils import VideoProcessorMixin
 
 from omnistage.errors import RequestError
 from omnistage.models.qwen3_omni.media import MediaItem, MediaSet
+from omnistage.ops.pretrained import load_auto_tokenizer
 from omnistage.stages.ar.chat_template import read_json
 
 Array = npt.NDArray[Any]
@@ -121,7 +122,7 @@ class MediaProcessor:
             image_processor=AutoImageProcessor.from_pretrained(path, backend="pil", local_files_only=True),
             video_processor=NumpyVideoProcessor(**_video_settings(Path(path))),
             feature_extractor=AutoFeatureExtractor.from_pretrained(path, local_files_only=True),
-            tokenizer=AutoTokenizer.from_pretrained(path, local_files_only=True),
+            tokenizer=load_auto_tokenizer(path),
         )
         self._position_rate = config.position_id_per_seconds
         self._n_window = config.audio_config.n_window
