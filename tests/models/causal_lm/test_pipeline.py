@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from omnistage.config.registry import load_pipeline
 from omnistage.config.resolve import resolve_config
 from omnistage.errors import ConfigError, OmniError, RequestError
 from omnistage.models.causal_lm.pipeline import plan
 from omnistage.models.smollm2 import SMOLLM2_GGUF
 from omnistage.payload import MultimodalPayload
 from omnistage.request import OmniRequest
+from omnistage.runtime.memory_plan import footprint_of
 from tests.engines import answer, running
 
 CONFIG = resolve_config("causal-lm")
@@ -59,6 +64,15 @@ def test_file_of_an_unknown_type_is_named(tmp_path: Path) -> None:
 def test_malformed_wheel_reference_is_refused(reference: str) -> None:
     with pytest.raises(OmniError, match="pypi:"):
         resolve_config(reference)
+
+
+def test_a_configuration_without_a_key_is_told_so_by_the_plan(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "n_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes}))
+    save_file({"model.embed_tokens.weight": np.zeros((4, 8), np.float32)}, tmp_path / "model.safetensors")
+    config = resolve_config(str(tmp_path), None, {"dtype": "float32", "device": "cpu"})
+    with pytest.raises(ConfigError, match="configuration lacks 'num_attention_heads'"):
+        footprint_of(config, load_pipeline("causal-lm"), config.stages["thinker"])
 
 
 @pytest.mark.slow
