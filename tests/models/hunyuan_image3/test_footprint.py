@@ -30,3 +30,14 @@ def test_stages_of_one_process_count_their_common_parts_once() -> None:
     common = sum(size for name, size in dit.weights.items() if name in ar.weights)
     assert common > 10_000
     assert in_all(**{"stages.dit.placement": "process"}) - in_all() == common
+
+
+def test_a_small_checkpoint_fits_and_its_steps_have_as_many_rows_as_its_pictures() -> None:
+    """With the default budget of 65536 rows: sixteen guided pictures of 16 x 16 rows and one timestep each."""
+    config = resolve_config(str(FOLDER), None, {"variant": "dit", "dtype": "float32", "device": "cpu"})
+    plan = memory_plan(config, load_pipeline(config.pipeline), {"cpu": 4 << 30})
+    (dit,) = plan.stages
+    rows = 16 * 2 * (16 * 16 + 1)
+    assert (plan.lacks, dit.working.of) == ([], f"{rows} rows, a picture of 256 x 256")
+    # Four frames of 64 channels, six times in float32.
+    assert dit.working.nbytes > 4 * 64 * 256 * 256 * 6 * 4
