@@ -15,18 +15,23 @@ import jinja2.ext
 import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from omnistage.errors import RequestError
+from omnistage.errors import ConfigError, RequestError
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ChatTemplate:
-    """A compiled template with the special tokens that it may write."""
+    """A compiled template with the special tokens that it may write. Raises ConfigError for broken ones."""
 
     def __init__(self, source: str, special_tokens: dict[str, str] | None = None) -> None:
         environment = _environment()
-        self._template = environment.from_string(source)
-        self.reads_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
+        try:
+            self._template = environment.from_string(source)
+            self.reads_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                f"model: the chat template is broken: line {error.lineno}: {error}", param="model"
+            ) from None
         self._special_tokens = special_tokens or {}
 
     @classmethod
@@ -53,10 +58,13 @@ class ChatTemplate:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file."""
+    """The object in a JSON file; empty when there is no such file. Raises ConfigError for what is no JSON."""
     if not path.is_file():
         return {}
-    content = json.loads(path.read_text("utf-8"))
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"model: {path.name} cannot be read: {error}", param="model") from None
     return content if isinstance(content, dict) else {}
 
 

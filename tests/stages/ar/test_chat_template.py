@@ -8,7 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from omnistage.config.model import TextMarkup
-from omnistage.errors import RequestError
+from omnistage.errors import ConfigError, RequestError
 from omnistage.request import StageRequest
 from omnistage.stages.ar.chat_template import ChatTemplate, read_json
 from omnistage.stages.ar.text_prompt import conversation_text
@@ -118,6 +118,19 @@ def test_templates_are_found_where_checkpoints_keep_them(
     template = ChatTemplate.load(folder(tmp_path, config, jinja))
     assert template is not None
     assert template.render(MESSAGES) == rendered
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("chat_template.jinja", "one\n{% for", "chat template is broken: line 2"),
+        ("tokenizer_config.json", "{", r"tokenizer_config\.json cannot be read"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, file: str, content: str, words: str) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        ChatTemplate.load(tmp_path)
 
 
 def test_a_checkpoint_without_template_has_none(tmp_path: Path) -> None:
