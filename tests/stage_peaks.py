@@ -55,10 +55,12 @@ def stage_peaks(model: str, drive: Callable[[Omni], object], settings: dict[str,
         drive(omni)
         peaks = {_name_of(child): _peak_of(child) for child in psutil.Process().children() if _is_stage(child)}
     found = []
+    # Processes that import the same library are equally large within a few MB: one of them is started.
+    likes: dict[int, str] = {}
     bases = {process.stages[0]: process.base for process in plan.processes if process.stages}
     for stage in plan.stages:
         assert stage.peak is not None
-        empty = empty_process(components[stage.name].partition(":")[0])
+        empty = empty_process(likes.setdefault(bases[stage.name], components[stage.name].partition(":")[0]))
         found.append(StagePeak(stage.name, peaks[stage.name] - empty, stage.peak, empty, bases[stage.name]))
     return found
 
