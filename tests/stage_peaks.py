@@ -28,8 +28,8 @@ print([line.split()[1] for line in open("/proc/self/status") if line.startswith(
 
 
 class StagePeak(NamedTuple):
-    """Bytes of one stage: the most that was resident over an empty process, the plan's `peak`; an empty process, the
-    plan's `base`."""
+    """Bytes of one stage: the most of its own memory that was resident over an empty process, the plan's `peak`; an
+    empty process, the plan's `base`."""
 
     stage: str
     measured: int
@@ -81,5 +81,7 @@ def _name_of(process: psutil.Process) -> str:
 
 
 def _peak_of(process: psutil.Process) -> int:
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
+    """Without shared memory, which the plan counts as arenas of the host."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    most, shared = (int(fields[name].split()[0]) << 10 for name in ("VmHWM", "RssShmem"))
+    return most - shared
