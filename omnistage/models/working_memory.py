@@ -103,7 +103,10 @@ def _cached(layer: Layer, stage: StageConfig) -> int:
 def kernels(stage: StageConfig, layout: str) -> int:
     """Compiled kernels of linear layers that a process keeps: of blocked float32 and of 16-bit types on a CPU.
 
-    Each row count that comes brings some, up to the bound of the process: half of it is counted.
+    Each row count that comes brings some, up to the bound of the process: half of it is counted for blocks, and all of
+    it for 16-bit types, of which products of attention are compiled too.
     """
-    compiled = stage.device == "cpu" and (layout in ("blocked", "both") or stage.dtype != "float32")
-    return CACHED_KERNELS * _KERNEL_BYTES // 2 if compiled else 0
+    if stage.device != "cpu":
+        return 0
+    bound = CACHED_KERNELS * _KERNEL_BYTES
+    return bound if stage.dtype != "float32" else bound // 2 * (layout in ("blocked", "both"))

@@ -57,6 +57,10 @@ def test_kernels_are_counted_where_they_are_compiled(fields: dict[str, str], lay
     assert (kernels(changed(**fields), layout) > 0) == compiled
 
 
+def test_all_kernels_count_for_sixteen_bits_and_half_for_blocks() -> None:
+    assert kernels(changed(dtype="bfloat16"), "plain") == 2 * kernels(STAGE, "both") == 96 * 640 << 10
+
+
 def test_a_denoiser_takes_its_whole_budget_of_rows_at_once() -> None:
     assert denoising_step(DENSE, changed(token_budget=7)) == Working(DENSE.nbytes(7, "float32"), "7 rows")
 
