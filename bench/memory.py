@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
     }.items()
 }
 CASES |= {f"cosmos3 {name}": Case(write_cosmos3, draw, COSMOS3 | {"dtype": name}) for name in ("float32", "bfloat16")}
-# No constant of the formulas was set on these.
+# The formulas had not seen these when they were made.
 INDEPENDENT: dict[str, Case] = {
     "hunyuan_image3 float32": Case(write_hunyuan_image3, paint, PAINTING | {"dtype": "float32"}),
     "hunyuan_image3 bfloat16": Case(write_hunyuan_image3, paint, PAINTING | {"dtype": "bfloat16"}),
