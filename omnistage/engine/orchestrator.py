@@ -45,7 +45,7 @@ class Orchestrator:
         self._outstanding: dict[ChunkKey, Outstanding] = {}
         self._router = Router(config)
         self._runtime: StageRuntime | None = None
-        self._watch = HandoffWatch(config, self._ask, self.fail)
+        self._watch = HandoffWatch(config, self._ask, self._worked_s, self.fail)
         self._quarantine = Quarantine()
         self.poison = PoisonBook()
         self._on_gone: list[asyncio.Future[None]] = []
@@ -72,6 +72,9 @@ class Orchestrator:
 
     def _ask(self, replica: ReplicaId, visit: Visit) -> None:
         self.runtime.replicas[replica].outbox().probes.append(visit)
+
+    def _worked_s(self, replica: ReplicaId) -> float:
+        return self.runtime.worked_s(self.runtime.replicas[replica])
 
     # -- a request begins
 

@@ -123,7 +123,7 @@ class RequestRecord:
     metrics: dict[str, StageMetrics] = field(default_factory=dict)
     reasons: dict[str, FinishReason] = field(default_factory=dict)
     progress: float = 0.0
-    probed: bool = False
+    asked: dict[str, float] = field(default_factory=dict)  # stages that owe the watch an answer: CPU seconds when asked
     timeout: asyncio.TimerHandle | None = None
     watch: asyncio.TimerHandle | None = None
     error: ErrorInfo | None = None

@@ -13,24 +13,29 @@ from omnistage.runtime.plan import ReplicaId
 from omnistage.runtime.stage_runtime import Replica
 
 DEFAULT_DEADLINE_S = 30.0
+# A stage that is silent but uses at least this share of a core is in a long step, not stalled.
+BUSY_SHARE = 0.1
 
 
 class HandoffWatch:
-    """Watches the live requests. `ask` sends a probe to a replica, `fail` ends a request.
+    """Watches the live requests. `ask` sends a probe to a replica, `worked_s` tells the CPU seconds it has computed,
+    `fail` ends a request.
 
     When no stage has spoken of a request for a deadline, the stages that hold it are asked what has reached them. A
-    chunk that was sent but not received is lost; a stage that does not answer within another deadline has stalled;
-    otherwise the request is just waiting its turn.
+    chunk that was sent but not received is lost; a stage that neither answers nor computes within another deadline has
+    stalled; otherwise the request is just waiting its turn.
     """
 
     def __init__(
         self,
         config: OmniConfig,
         ask: Callable[[ReplicaId, Visit], None],
+        worked_s: Callable[[ReplicaId], float],
         fail: Callable[[RequestRecord, ErrorInfo], None],
     ) -> None:
         self._config = config
         self._ask = ask
+        self._worked_s = worked_s
         self._fail = fail
 
     def follow(self, record: RequestRecord) -> None:
@@ -52,17 +57,23 @@ class HandoffWatch:
         if not active:  # parked until a stage is back; the request's own deadline bounds that
             record.progress = _now()
         if record.progress + self._deadline(record) > _now():
-            record.probed = False
+            record.asked.clear()
             self.follow(record)
             return
-        if record.probed:
-            stage = next(iter(active))
-            self._fail(record, ErrorInfo(ErrorCode.HANDOFF, f"stage {stage} stalled", stage=stage))
+        silent = {stage: visit.replica for stage, visit in active.items() if stage in record.asked}
+        stalled = next((stage for stage, replica in silent.items() if not self._computes(record, stage, replica)), None)
+        if stalled is not None:
+            self._fail(record, ErrorInfo(ErrorCode.HANDOFF, f"stage {stalled} stalled", stage=stalled))
             return
-        record.probed = True
-        for visit in active.values():
-            self._ask(visit.replica, Visit(record.id, record.epoch))
+        record.asked = {stage: self._worked_s(visit.replica) for stage, visit in active.items()}
+        for stage, visit in active.items():
+            if stage not in silent:
+                self._ask(visit.replica, Visit(record.id, record.epoch))
         self._look_in(record, self._deadline(record))
+
+    def _computes(self, record: RequestRecord, stage: str, replica: ReplicaId) -> bool:
+        """Whether the stage has computed since it was asked, a deadline ago."""
+        return self._worked_s(replica) - record.asked[stage] >= BUSY_SHARE * self._deadline(record)
 
     def on_probe(self, record: RequestRecord, replica: Replica, probe: Probe) -> None:
         """Compares what a stage has received with what was sent to it, and what it has sent with what has come."""
@@ -81,8 +92,9 @@ class HandoffWatch:
                 text = f"chunk {came} of {source} was lost ({sent} were sent)"
                 self._fail(record, ErrorInfo(ErrorCode.HANDOFF, text, stage=stage, edge=source))
                 return
-        record.probed = False
-        record.progress = _now()
+        record.asked.pop(stage, None)
+        if not record.asked:
+            record.progress = _now()
 
 
 def _now() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+import psutil
 
 from omnistage.config.footprint import CACHED_KERNELS
 from omnistage.config.model import OmniConfig, PipelineConfig
@@ -51,6 +53,10 @@ class Host(Protocol):
 
     def kill(self) -> None:
         """Ends a host that is a process at once."""
+        ...
+
+    def worked_s(self) -> float:
+        """CPU seconds that its replicas have computed."""
         ...
 
 
@@ -132,6 +138,15 @@ class LocalHost:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
+
+    def worked_s(self) -> float:
+        with contextlib.suppress(psutil.Error):
+            if self._process is not None:
+                spent = psutil.Process(self._process.pid).cpu_times()
+                return spent.user + spent.system
+            ids = {thread.native_id for thread in self._threads}
+            return sum(each.user_time + each.system_time for each in psutil.Process().threads() if each.id in ids)
+        return 0.0
 
 
 def prepare_process(threads: int) -> None:

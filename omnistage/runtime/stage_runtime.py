@@ -135,6 +135,11 @@ class StageRuntime:
         host = self._hosts.get(replica.host)
         return host.pid if host is not None else None
 
+    def worked_s(self, replica: Replica) -> float:
+        """CPU seconds of the process or threads that the replica lives in; 0 when there are none."""
+        host = self._hosts.get(replica.host)
+        return host.worked_s() if host is not None else 0.0
+
     # -- start and stop
 
     async def start(self) -> None:

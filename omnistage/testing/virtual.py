@@ -206,6 +206,10 @@ class VirtualHost:
         for replica in self.replicas.values():
             replica.close()
 
+    def worked_s(self) -> float:
+        """Virtual seconds are no CPU seconds."""
+        return 0.0
+
 
 class Stages:
     """Makes the hosts of one engine (a `HostFactory`); `hosts` are the latest by name."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,47 @@ async def test_stalled_stage_is_an_error_that_names_it() -> None:
         result = await answer(engine, id="a", prompt=TEXT)
     assert result.error is not None
     assert "talker" in result.error.message
+
+
+async def test_stage_that_stalls_while_another_goes_on_answering_is_found() -> None:
+    overrides = fault("talker", "before_step", "stall", after=5, stall_s=3.0)
+    quick = {f"edges.{edge}.deadline_s": 0.5 for edge in ("thinker->talker", "talker->wave")}
+    async with running("echo3", overrides | quick) as engine:
+        started = time.monotonic()
+        result = await answer(engine, id="a", prompt=TEXT)
+        took = time.monotonic() - started
+    assert result.error is not None
+    assert (result.error.code, result.error.stage) == (ErrorCode.HANDOFF, "talker")
+    assert took < 2.9
+
+
+BUSY = """
+import time
+from omnistage.kit import Part, Text, pipeline, stage
+
+@stage(takes={"text": Text()}, gives={"mid": Text()})
+def compute(part: Part):
+    end = time.thread_time() + 1.2
+    while time.thread_time() < end:
+        pass
+    return part["text"]
+
+@stage(takes={"mid": Text()}, gives={"text": Text()})
+def tell(part: Part):
+    return part["mid"].upper()
+
+both = pipeline("both", compute, tell)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["inline", "process"])
+async def test_step_longer_than_the_deadline_is_no_stall_while_it_computes(tmp_path: Path, placement: str) -> None:
+    (tmp_path / "busy.py").write_text(BUSY)
+    settings = {"placement": placement, "edges.compute->tell.deadline_s": 0.2}
+    async with running(str(tmp_path / "busy.py"), settings) as engine:
+        result = await answer(engine, id="a", prompt="done")
+    assert (result.error, result.text) == (None, "DONE")
 
 
 @pytest.mark.parametrize("stage", ["thinker", "talker", "wave"])
