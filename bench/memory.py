@@ -26,6 +26,8 @@ from tests.models.cosmos3.tiny import make as make_cosmos3
 from tests.stage_peaks import StagePeak, stage_peaks
 
 STREAMS, BUDGET, LENGTHS = 8, 256, 6
+# Codec frames of an answer: some, and as many as the vocoder's chunks need to grow to their full length.
+SHORT, LONG = 9, 58
 COSMOS3_SIZES: dict[str, Any] = {
     "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 64, "num_attention_heads": 10,
     "num_key_value_heads": 2, "rope_scaling": {"mrope_section": [12, 10, 10], "rope_type": "default"},
@@ -39,8 +41,9 @@ def write_cosmos3(folder: Path) -> None:
 
 
 def talk(omni: Omni) -> None:
-    """All streams speak together; prompts of many lengths one by one; whole steps of prompt rows."""
-    _check(omni, [_spoken(index) for index in range(STREAMS)])
+    """All streams speak together, one of them for longer; prompts of many lengths one by one; whole steps of
+    prompt rows."""
+    _check(omni, [_spoken(index, LONG if index == 0 else SHORT) for index in range(STREAMS)])
     for index in range(LENGTHS):
         _check(omni, [_written(STREAMS + index, 20 + 7 * index)])
     _check(omni, [_written(STREAMS + LENGTHS + index, BUDGET) for index in range(STREAMS // 2)])
@@ -55,7 +58,7 @@ def draw(omni: Omni) -> None:
 def speak(omni: Omni) -> None:
     """Twice as many streams as `talk`, with text and speech; a sound and a picture, without which pages of the towers
     are never read."""
-    _check(omni, [_spoken(index) for index in range(2 * STREAMS)])
+    _check(omni, [_spoken(index, LONG if index == 0 else SHORT) for index in range(2 * STREAMS)])
     with tempfile.TemporaryDirectory() as place:
         sound, picture = Path(place) / "sound.wav", Path(place) / "picture.png"
         noise = np.random.default_rng(1)
@@ -93,10 +96,10 @@ def _told(name: str, kind: str, file: Path) -> dict[str, Any]:
     return {key: value for key, value in request.items() if key != "prompt"}
 
 
-def _spoken(number: int) -> dict[str, Any]:
+def _spoken(number: int, frames: int) -> dict[str, Any]:
     sampling = {
         "thinker": {"temperature": 0.0, "min_tokens": 4, "max_tokens": 4},
-        "talker": {"min_tokens": 9, "max_tokens": 9},
+        "talker": {"min_tokens": frames, "max_tokens": frames},
     }
     return _written(number, 20) | {"modalities": ["text", "audio"], "sampling": sampling}
 

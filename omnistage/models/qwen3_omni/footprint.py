@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-from omnistage.config.footprint import Footprint, KvShape, Working
+from omnistage.config.footprint import CACHED_KERNELS, Footprint, KvShape, Working
 from omnistage.config.model import OmniConfig, StageConfig
 from omnistage.models.qwen3_omni.tiles import TILE
 from omnistage.models.weight_files import (
@@ -25,9 +26,13 @@ _EMBEDDING = "thinker.model.embed_tokens.weight"
 _HEAD = "thinker.lm_head.weight"
 # What a first request brings into memory where no text is read: MiB, measured.
 _CODE_MB = 20
-# Of the vocoder's residual units.
 _FLOAT32 = 4
+# Of the vocoder's residual units.
 _TAPS, _DILATIONS = 7, (1, 3, 9)
+# Buffers of a tile that a vocoder's process holds: 32 to 48 measured where weights are plain, 52 to 67 in blocks.
+_PLAIN_TILES, _BLOCKED_TILES = 38, 56
+# One compiled kernel of a plain float32 convolution, measured.
+_CONVOLUTION_BYTES = 208 << 10
 
 
 def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
@@ -53,16 +58,22 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
         weights={stage.name: joined(parts)},
         kv=_kv(told, config.variant, stage.name),
         extra=extra,
-        working=fullest(_step(told, stage, tensors), beside=kernels(stage, layout)),
+        working=fullest(_step(told, stage, tensors, layout), beside=_compiled(stage, layout)),
         dtype=stage.dtype,
         layout=layout,
         reason=chosen.reason,
     )
 
 
-def _step(config: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader]) -> Working:
+def _compiled(stage: StageConfig, layout: str) -> int:
+    """Kernels that a process keeps; those of the vocoder's plain convolutions are compiled too."""
+    is_plain = stage.name == "code2wav" and stage.device == "cpu" and stage.dtype == "float32" and layout == "plain"
+    return CACHED_KERNELS * _CONVOLUTION_BYTES if is_plain else kernels(stage, layout)
+
+
+def _step(config: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader], layout: str) -> Working:
     if stage.name == "code2wav":
-        return vocoder_step(config["code2wav_config"], stage, tensors)
+        return vocoder_step(config["code2wav_config"], stage, tensors, layout)
     told = config[f"{stage.name}_config"]
     text = told["text_config"]
     step = ar_step(layer_of(text), int(text["vocab_size"]), stage, int(text["max_position_embeddings"]))
@@ -77,7 +88,7 @@ def _seeing(config: dict[str, Any], stage: StageConfig) -> Working:
     layer = Layer(width, heads, heads, width // heads, int(sizes["intermediate_size"]))
     pixels = 3 * int(sizes["temporal_patch_size"]) * int(sizes["patch_size"]) ** 2
     held = layer.nbytes(patches, stage.dtype) + 2 * patches * pixels * _FLOAT32
-    return Working(held, f"pictures of {stage.token_budget} tokens")
+    return Working(held, f"pictures of {stage.token_budget} tokens; text alone takes less")
 
 
 def _hearing(config: dict[str, Any], stage: StageConfig) -> Working:
@@ -90,29 +101,41 @@ def _hearing(config: dict[str, Any], stage: StageConfig) -> Working:
     windows = min(int(sizes["conv_chunksize"]), stage.token_budget // -(-window // 8) + 1)
     first = int(sizes["downsample_hidden_size"]) * int(sizes["num_mel_bins"]) // 2 * window // 2
     held = windows * first * 5 // 2 * (_FLOAT32 if stage.dtype == "float32" else _FLOAT32 // 2)
-    return Working(held, f"sounds of {stage.token_budget} tokens")
+    return Working(held, f"sounds of {stage.token_budget} tokens; text alone takes less")
 
 
-def vocoder_step(sizes: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader]) -> Working:
-    """A step of the vocoder: tiles, what streams carry, and a plain convolution's weight that is put in order.
+def vocoder_step(sizes: dict[str, Any], stage: StageConfig, tensors: list[TensorHeader], layout: str) -> Working:
+    """A step of the vocoder: buffers of a tile, what streams carry, and a plain convolution's weight that is put in
+    order.
 
-    A layer that upsamples by r and halves the channels makes r / 2 of a tile, which stays until its tiles are through;
-    in the largest such layer eight tensors of that size are alive, two of them in the order of the kernel. Of every
-    convolution of `t` taps a stream keeps (t - 1) * dilation inputs, of every attention layer keys and values of its
-    window.
+    A buffer is a tile and, before the rows of each stream in it, what the widest convolution carries. Freed buffers are
+    below the size from which the allocator gives them back, and what streams and kernels keep lies between them: a
+    process holds some dozens of them once chunks have grown to their full length. Of every convolution of `t` taps a
+    stream keeps (t - 1) * dilation inputs, of every attention layer keys and values of its window; its state before a
+    step is there until the one after it is complete.
     """
     item = 4 if stage.dtype == "float32" else 2
-    grown = [rate / 2 for rate in sizes["upsample_rates"]]
-    tiles = TILE * item * (sum(grown) + 8 * max(grown))
     windows = 2 * sizes["num_hidden_layers"] * sizes["num_attention_heads"] * sizes["sliding_window"]
     windows *= sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
     carried = sum(
         sum((_TAPS - 1) * dilation for dilation in _DILATIONS) * sizes["decoder_dim"] >> level
-        for level in range(1, len(grown) + 1)
+        for level in range(1, len(sizes["upsample_rates"]) + 1)
     )
-    ordered = max(tensor.cast(stage.dtype) for tensor in tensors if len(tensor.shape) == 3)
-    held = int(tiles + stage.max_num_seqs * (windows + carried) * item + ordered)
-    return Working(held, f"tiles, {stage.max_num_seqs} streams", int((windows + carried) * item))
+    state = 2 * (windows + carried) * item
+    is_plain = layout == "plain"
+    ordered = max(tensor.cast(stage.dtype) for tensor in tensors if len(tensor.shape) == 3) if is_plain else 0
+    before = (_TAPS - 1) * max(_DILATIONS) * sizes["decoder_dim"] // 2
+    buffer = min(TILE, stage.token_budget * _widest(sizes)) + min(stage.max_num_seqs, stage.token_budget) * before
+    tiles = (_PLAIN_TILES if is_plain else _BLOCKED_TILES) * buffer * item
+    held = int(tiles + stage.max_num_seqs * state + ordered)
+    return Working(held, f"tiles, {stage.max_num_seqs} streams", int(state))
+
+
+def _widest(sizes: dict[str, Any]) -> int:
+    """Elements of a frame where they are most."""
+    rates = [int(rate) for rate in sizes["upsample_rates"]]
+    first = int(math.prod(sizes["upsampling_ratios"])) * int(sizes["decoder_dim"])
+    return max(first * math.prod(rates[:level]) >> level for level in range(1, len(rates) + 1))
 
 
 def _is_loaded(name: str, stage: str) -> bool:
