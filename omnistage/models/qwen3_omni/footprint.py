@@ -30,7 +30,7 @@ _FLOAT32 = 4
 # Of the vocoder's residual units.
 _TAPS, _DILATIONS = 7, (1, 3, 9)
 # Buffers of a tile that a vocoder's process holds: 32 to 48 measured where weights are plain, 52 to 67 in blocks.
-_PLAIN_TILES, _BLOCKED_TILES = 38, 56
+_PLAIN_TILES, _BLOCKED_TILES = 38, 54
 # One compiled kernel of a plain float32 convolution, measured.
 _CONVOLUTION_BYTES = 208 << 10
 
