@@ -65,7 +65,7 @@ def test_previews_of_videos_are_refused(tiny: Make) -> None:
 def test_finished_requests_of_equal_shape_are_decoded_in_one_call(
     tiny: Make, monkeypatch: pytest.MonkeyPatch, pixels: int, calls: list[int]
 ) -> None:
-    monkeypatch.setattr(decoding, "_MAX_PIXELS", pixels)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", pixels)
     asks: dict[str, dict[str, Any]] = {
         name: ask_of("base", "video_unguided") | {"seed": seed, "num_inference_steps": 2}
         for seed, name in enumerate(("a", "b", "c"))
