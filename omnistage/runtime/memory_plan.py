@@ -133,23 +133,18 @@ def memory_plan(
     rows = [_stage_memory(stages[name], each, found[name] is None, stream_tokens) for name, each in prints.items()]
     processes = [_process(host, stages, prints) for host in _hosts(config)]
     arenas = sum(row.arena * row.replicas for row in rows) + CLIENT_ARENA_MB * MIB
-    total = Counter({CPU: arenas})
+    total, working = Counter({CPU: arenas}), Counter[str]()
     for process in processes:
         total.update(process.taken)
-    working = Counter[str]()
-    for process in processes:
         working.update(process.working)
     short = {device: nbytes - limits[device] for device, nbytes in total.items() if device in limits}
-    lacks = [
-        Lack(device, _too_much(processes, rows, device, limits[device]), over - working[device], limits[device])
-        for device, over in short.items()
-        if over > working[device]
-    ]
-    tight = [
-        Lack(device, _widest(rows, device), over, limits[device])
-        for device, over in short.items()
-        if 0 < over <= working[device]
-    ]
+    lacks, tight = list[Lack](), list[Lack]()
+    for device, over in short.items():
+        if over > working[device]:
+            stage = _too_much(processes, rows, device, limits[device])
+            lacks.append(Lack(device, stage, over - working[device], limits[device]))
+        elif over > 0:
+            tight.append(Lack(device, _widest(rows, device), over, limits[device]))
     names = {"pipeline": config.pipeline, "variant": config.variant}
     rows = [_with_fewer_streams(rows, row, short.get(row.device, 0)) for row in rows]
     return MemoryPlan(**names, stages=rows, processes=processes, arenas=arenas, total=total, lacks=lacks, tight=tight)

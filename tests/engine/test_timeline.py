@@ -93,16 +93,16 @@ async def test_timeline_covers_the_wall_time_of_a_request_through_three_stages()
 
 async def test_steps_of_a_picture_account_for_its_time() -> None:
     async with running(
-        "toydit", INLINE | {"stages": {"dit": {"step_delay_s": 0.01, "decode_delay_s": 0.02}}}
+        "toydit", INLINE | {"stages": {"dit": {"step_delay_s": 0.04, "decode_delay_s": 0.08}}}
     ) as engine:
         await answer(engine, id="r", task="image", prompt="a star", params={"num_inference_steps": 8})
         timeline = timeline_of(engine, "r")
         phases = Counter(span.name for span in spans_of(timeline, "compute", "dit"))
         assert phases == {"encode": 1, "prepare": 1, "denoise": 8, "decode": 1}
-        assert sum(s.busy_s for s in spans_of(timeline, "compute", "dit") if s.name == "denoise") >= 0.08
+        assert 0.32 <= sum(s.busy_s for s in spans_of(timeline, "compute", "dit") if s.name == "denoise") < 0.6
         view = view_of(timeline, time.monotonic())
         assert view.covered >= 0.99
-        assert 0.5 <= view.busy <= 1  # 0.97 where nothing else wants the cores
+        assert view.busy >= 0.9
 
 
 async def test_request_that_waits_for_admission_shows_it_as_queueing() -> None:

@@ -7,11 +7,11 @@ import json
 import random
 import subprocess
 import sys
-import time
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import soundfile
 
@@ -54,10 +54,12 @@ def test_plan_names_weights_that_are_not_here_yet(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize("model", ["smol-speech", str(SMOLLM2_GGUF)])
 def test_plan_is_there_within_two_seconds_and_imports_no_torch(model: str) -> None:
     code = "import sys; from omnistage.entrypoints.cli.main import main; rc = main(sys.argv[1:])"
-    started = time.perf_counter()
+    before = psutil.Process().cpu_times()
     check = f"{code}; assert not {{'torch', 'transformers', 'diffusers'}} & set(sys.modules); sys.exit(rc)"
     subprocess.run([sys.executable, "-c", check, "plan", model, "--memory-mb", "100000"], check=True)
-    assert time.perf_counter() - started < 10.0
+    after = psutil.Process().cpu_times()  # its own seconds, however many others want the cores
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert 0 < spent < 2.0
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_an_unfinished_character_is_shown_as_such_at_the_end_only() -> None:
     assert "".join(streamed) == TOKENIZER.decode(ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=60))
 def test_any_tokens_stream_to_what_decoding_them_at_once_gives(ids: list[int]) -> None:
     assert "".join(pieces(TOKENIZER, ids)) == TOKENIZER.decode(ids)
@@ -106,7 +106,7 @@ def test_text_is_withheld_while_it_may_begin_a_stop_string(
     assert stream(stops, deltas) == (shown, found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.text("ab", max_size=20),
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
