@@ -133,11 +133,23 @@ def memory_plan(
     rows = [_stage_memory(stages[name], each, found[name] is None, stream_tokens) for name, each in prints.items()]
     processes = [_process(host, stages, prints) for host in _hosts(config)]
     arenas = sum(row.arena * row.replicas for row in rows) + CLIENT_ARENA_MB * MIB
-    total, working = Counter({CPU: arenas}), Counter[str]()
+    total = Counter({CPU: arenas})
     for process in processes:
         total.update(process.taken)
-        working.update(process.working)
     short = {device: nbytes - limits[device] for device, nbytes in total.items() if device in limits}
+    lacks, tight = _lacks(processes, rows, short, limits)
+    names = {"pipeline": config.pipeline, "variant": config.variant}
+    rows = [_with_fewer_streams(rows, row, short.get(row.device, 0)) for row in rows]
+    return MemoryPlan(**names, stages=rows, processes=processes, arenas=arenas, total=total, lacks=lacks, tight=tight)
+
+
+def _lacks(
+    processes: list[ProcessMemory], rows: list[StageMemory], short: Mapping[str, int], limits: Mapping[str, int]
+) -> tuple[list[Lack], list[Lack]]:
+    """What does not fit however small the steps are, and what fits but for full steps. `short` are bytes by device."""
+    working = Counter[str]()
+    for process in processes:
+        working.update(process.working)
     lacks, tight = list[Lack](), list[Lack]()
     for device, over in short.items():
         if over > working[device]:
@@ -145,9 +157,7 @@ def memory_plan(
             lacks.append(Lack(device, stage, over - working[device], limits[device]))
         elif over > 0:
             tight.append(Lack(device, _widest(rows, device), over, limits[device]))
-    names = {"pipeline": config.pipeline, "variant": config.variant}
-    rows = [_with_fewer_streams(rows, row, short.get(row.device, 0)) for row in rows]
-    return MemoryPlan(**names, stages=rows, processes=processes, arenas=arenas, total=total, lacks=lacks, tight=tight)
+    return lacks, tight
 
 
 def _widest(rows: list[StageMemory], device: str) -> str:
