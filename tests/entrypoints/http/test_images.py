@@ -64,8 +64,10 @@ async def test_partial_pictures_come_before_the_whole_one(served: Running) -> No
     async for event in stream:
         events.append(event)
     kinds = [event.type for event in events]
-    assert kinds == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
-    assert [event.partial_image_index for event in events[:2]] == [0, 1]
+    # The first preview finds the decode thread idle; the second gives way when the first takes longer than the steps.
+    assert kinds[-1] == "image_generation.completed"
+    assert kinds[:-1] in (["image_generation.partial_image"], ["image_generation.partial_image"] * 2)
+    assert [event.partial_image_index for event in events[:-1]] == list(range(len(events) - 1))
     assert pixels(events[0].b64_json).shape == pixels(events[-1].b64_json).shape
 
 

@@ -58,7 +58,10 @@ async def test_streamed_picture_comes_with_partial_pictures(served: Running) -> 
         extra_body={"num_inference_steps": 6, "seed": 1},
     )  # fmt: skip
     events = [event async for event in stream]
-    assert [event.type for event in events] == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
+    # The first preview finds the decode thread idle; the second gives way when the first takes longer than the steps.
+    kinds = [event.type for event in events]
+    assert kinds[-1] == "image_generation.completed"
+    assert kinds[:-1] in (["image_generation.partial_image"], ["image_generation.partial_image"] * 2)
     assert {Image.open(io.BytesIO(base64.b64decode(event.b64_json))).size for event in events} == {(48, 64)}
 
 

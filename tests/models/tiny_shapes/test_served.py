@@ -98,7 +98,9 @@ async def test_partial_pictures_come_before_the_picture_and_grow_like_it() -> No
     async with running("tiny-shapes", INLINE) as engine:
         events = [event async for event in engine.generate(request)]
     pictures = [e.payload["image"].astype(int) for e in events if e.payload is not None and e.payload.tensors]
-    assert [e.modality for e in events if e.payload is not None and e.payload.tensors] == ["partial"] * 3 + ["image"]
+    kinds = [e.modality for e in events if e.payload is not None and e.payload.tensors]
+    # Previews give way to the picture when the decode thread is slower than the steps; the first finds it idle.
+    assert kinds in (["partial"] * count + ["image"] for count in (1, 2, 3))
     errors = [np.abs(picture - pictures[-1]).mean() for picture in pictures[:-1]]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 10
