@@ -101,9 +101,13 @@ def _functions(tools: list[dict[str, Any]]) -> list[Function]:
 
 def _function(tool: Any, where: str) -> Function:
     try:
-        return msgspec.convert(tool, Tool).function
+        function = msgspec.convert(tool, Tool).function
     except msgspec.ValidationError as error:
         raise RequestError(f"{where}: {error}", param=where) from None
+    if (function.parameters or {}).get("type", "object") != "object":
+        field = f"{where}.function.parameters"
+        raise RequestError(f'{field}: arguments are an object, so the schema is of type "object"', param=field)
+    return function
 
 
 def _named(choice: Any) -> str:
@@ -138,16 +142,17 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         raise RequestError(f"{where} needs function.name", param=where)
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        arguments = _object(arguments or "{}")
+        arguments = read_arguments(arguments or "{}")
     if not isinstance(arguments, dict):
         field = f"{where}.function.arguments"
         raise RequestError(f"{field} must be a JSON object", param=field)
     return {**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
-def _object(text: str) -> Any:
-    """The JSON in `text`, None when it is none."""
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a call as the model wrote them; None when `text` is no JSON object, or not a whole one."""
     try:
-        return json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return arguments if isinstance(arguments, dict) else None

@@ -142,11 +142,17 @@ class Conversation:
 
 
 def engine_messages(instructions: str, items: list[Item], limit_chars: int) -> tuple[list[dict[str, Any]], Media]:
-    """Messages and the media they name. Raises RequestError when the text is longer than the limit."""
+    """Messages and the media they name; calls that were cut while they were made are left out.
+
+    Raises RequestError when the text is longer than the limit.
+    """
+    cut = {item.call.id for item in items if item.call is not None and item.status != "completed"}
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     media: Media = {}
     for item in items:
         content = [_engine_part(part, media) for part in item.content if not part.empty]
+        if item.call is not None and item.call.id in cut:
+            continue
         if item.call is not None:
             _add_call(messages, item, item.call)
         elif content and item.role == "user":

@@ -49,11 +49,11 @@ class ItemFields(NewItem, kw_only=True, frozen=True, tag="message"):
 
 
 class CallFields(NewItem, kw_only=True, frozen=True, tag="function_call"):
-    """A call of a function, made by the model; `arguments` is JSON."""
+    """A call of a function, made by the model; `arguments` is a JSON object, or empty."""
 
     name: FunctionName
     arguments: Arguments
-    call_id: ItemId
+    call_id: ItemId | None = None
 
 
 class OutputFields(NewItem, kw_only=True, frozen=True, tag="function_call_output"):

@@ -10,7 +10,7 @@ from omnistage.entrypoints.realtime.refusal import Refusal
 from omnistage.media.data_url import decode_base64, decode_data_url
 from omnistage.media.image import decode_image
 from omnistage.payload import MultimodalPayload
-from omnistage.tools import MadeCall
+from omnistage.tools import MadeCall, read_arguments
 
 _TYPES = {
     "user": ("input_text", "input_audio", "input_image"),
@@ -24,8 +24,7 @@ async def read_item(state: ServerState, input_format: FormatName, fields: AnyIte
     """Raises Refusal or RequestError naming the part at fault. A spoken answer is known by its transcript."""
     item_id = fields.id or new_id("item_")
     if isinstance(fields, CallFields):
-        call = MadeCall(id=fields.call_id, name=fields.name, arguments=fields.arguments)
-        return Item(id=item_id, role="assistant", call=call)
+        return Item(id=item_id, role="assistant", call=_call(fields))
     if isinstance(fields, OutputFields):
         return Item(id=item_id, role="tool", call=MadeCall(id=fields.call_id, name=""), output=fields.output)
     content = list[Content]()
@@ -36,6 +35,12 @@ async def read_item(state: ServerState, input_format: FormatName, fields: AnyIte
             raise Refusal("invalid_value", f"{param}.type: a message of the {fields.role} has {known}", f"{param}.type")
         content.append(await _content(state, input_format, part, param))
     return Item(id=item_id, role=fields.role, content=content)
+
+
+def _call(fields: CallFields) -> MadeCall:
+    if fields.arguments and read_arguments(fields.arguments) is None:
+        raise Refusal("invalid_value", "item.arguments: not a JSON object", "item.arguments")
+    return MadeCall(id=fields.call_id or new_id("call_"), name=fields.name, arguments=fields.arguments)
 
 
 async def _content(state: ServerState, input_format: FormatName, part: Part, param: str) -> Content:

@@ -21,8 +21,8 @@ def plan_response(state: ServerState, session: Session, fields: ResponseFields, 
     modality = _modality(state, session, fields)
     instructions = session.instructions if fields.instructions is None else fields.instructions
     messages, media = engine_messages(instructions, items, state.limits.max_input_chars)
-    if all(message["role"] == "system" for message in messages):
-        raise Refusal("invalid_value", "there is nothing to answer: the conversation has no message of the user")
+    if not messages:
+        raise Refusal("invalid_value", "there is nothing to answer: neither items nor instructions")
     asked = fields.audio.output
     voice = voice_of(state, asked.voice or session.audio.output.voice, "response.audio.output.voice")
     limit = fields.max_output_tokens or session.max_output_tokens
@@ -37,7 +37,7 @@ def plan_response(state: ServerState, session: Session, fields: ResponseFields, 
         voice=voice if speaks else None,
         sampling=sampling,
         params={"speed": speed} if speaks and speed != 1.0 else {},
-        **_tools(session, fields),
+        **tool_fields(session, fields),
     )
     return ResponsePlan(
         request=request,
@@ -61,7 +61,7 @@ def _modality(state: ServerState, session: Session, fields: ResponseFields) -> s
     return modality
 
 
-def _tools(session: Session, fields: ResponseFields) -> dict[str, Any]:
+def tool_fields(session: Session, fields: ResponseFields) -> dict[str, Any]:
     """The tools of the request as chat completions write them. Raises RequestError naming the field."""
     tools = session.tools if fields.tools is None else fields.tools
     choice = session.tool_choice if fields.tool_choice is None else fields.tool_choice

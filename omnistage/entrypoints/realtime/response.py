@@ -19,7 +19,7 @@ from omnistage.entrypoints.realtime.events import Tokens
 from omnistage.entrypoints.realtime.formats import FormatName, OutputAudio, format_fields, wire_format
 from omnistage.errors import HTTP_STATUS, ErrorInfo, OmniError
 from omnistage.request import OmniRequest, OmniRequestOutput, is_reasoning
-from omnistage.tools import MadeCall
+from omnistage.tools import MadeCall, read_arguments
 
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
 CancelReason = Literal["turn_detected", "client_cancelled"]
@@ -196,11 +196,12 @@ class Response:
         await self._emit("response.done", response=self.fields())
 
     async def _close_item(self, item: Item, status: Literal["completed", "incomplete"]) -> None:
+        item.status = status
         if item.call is None:
             await self._close_part(item.content[0])
         else:
+            item.status = "incomplete" if read_arguments(item.call.arguments) is None else "completed"
             await self._call_event("done", item, item.call, name=item.call.name, arguments=item.call.arguments)
-        item.status = status
         if self.plan.conversation_id is not None:
             await self._emit("conversation.item.done", previous_item_id=self._previous[item.id], item=item.fields())
         await self._item_event("response.output_item.done", item, item=item.fields())

@@ -16,7 +16,7 @@ from omnistage.entrypoints.realtime.conversation import Content, Conversation, I
 from omnistage.entrypoints.realtime.events import ResponseFields, Session, merged
 from omnistage.entrypoints.realtime.hearing import Hearing
 from omnistage.entrypoints.realtime.items import read_item
-from omnistage.entrypoints.realtime.planning import plan_response
+from omnistage.entrypoints.realtime.planning import plan_response, tool_fields
 from omnistage.entrypoints.realtime.refusal import Refusal
 from omnistage.entrypoints.realtime.response import CancelReason, Emit, Response
 from omnistage.entrypoints.realtime.transcribing import Transcription
@@ -230,6 +230,8 @@ def check_session(state: ServerState, session: Session) -> None:
             message = f"session.output_modalities: {modality!r} is not offered (offered: {', '.join(offered)})"
             raise Refusal("invalid_value", message, "session.output_modalities")
     voice_of(state, session.audio.output.voice, "session.audio.output.voice")
+    if session.tools:
+        tool_fields(session, ResponseFields())
     if session.audio.input.transcription is not None and "transcription" not in state.capabilities.tasks:
         message = "session.audio.input.transcription: this model does not transcribe; set it to null"
         raise Refusal("invalid_value", message, "session.audio.input.transcription")

@@ -31,6 +31,7 @@ BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _NAMES = re.compile(r"\$ref|\$dynamicRef|^\s*[\w.!?-]+(?:\[[^\]]*\]|\{[^}]*\})*\s*(?:::=|:)", re.MULTILINE)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_LISTING = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 
 
 def parser_limits() -> LLParserLimits:
@@ -87,8 +88,8 @@ def check_grammar(grammar: str, param: str) -> None:
 
 
 def one_line(complaint: str) -> str:
-    """The first line of a message of the library that says something, at most 300 characters."""
-    return " ".join(complaint.split())[:300]
+    """A message of the library without its listing of the grammar, in one line of at most 300 characters."""
+    return " ".join(_LISTING.sub("", complaint).split())[:300]
 
 
 def function_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:

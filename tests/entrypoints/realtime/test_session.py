@@ -94,6 +94,14 @@ async def test_response_out_of_band_leaves_the_conversation_alone(server: Runnin
         assert error["code"] == "item_not_found"
 
 
+@pytest.mark.parametrize("response", [{}, {"conversation": "none", "input": []}])
+async def test_assistant_speaks_first_when_it_is_told_what_to_say(server: Running, response: dict[str, Any]) -> None:
+    async with talking(server.url) as talk:
+        done = await talk.answer(instructions="Greet the caller.", **response)
+        assert done["output"][0]["content"][0]["transcript"] == "Hello big world"
+    assert server.engine.requests[0].messages == [{"role": "system", "content": "Greet the caller."}]
+
+
 async def test_no_delta_follows_a_cancel_and_the_next_response_starts_at_once(start: Start) -> None:
     server = await start(FakeEngine(endless))
     async with talking(server.url) as talk:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from omnistage.request import OmniRequest, OmniRequestOutput
+from omnistage.request import FinishReason, OmniRequest, OmniRequestOutput
 from tests.entrypoints.http.conftest import Running, Start
 from tests.entrypoints.http.fake_engine import FakeEngine, Media, audio_event, last_event, speech_of, text_event
-from tests.entrypoints.realtime.talk import talking
+from tests.entrypoints.realtime.talk import Talk, talking
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "name": "weather", "description": "Tells the weather.", "parameters": PARAMETERS}
@@ -99,3 +100,71 @@ async def test_calls_of_earlier_sessions_can_be_told(server: Running) -> None:
     _, assistant, tool = server.engine.requests[0].messages or []
     assert (assistant["content"], assistant["tool_calls"][0]["function"]["name"]) == ("", "weather")
     assert (tool["tool_call_id"], tool["content"]) == ("c1", "rain")
+
+
+async def cut_call(request: OmniRequest, media: Media) -> AsyncIterator[OmniRequestOutput]:
+    """One whole call, and one that the token limit cuts or, asked for "Slowly", a cancel; answers "Yes." later."""
+    messages = request.messages or []
+    if len(messages) > 1:
+        yield text_event(request, "Yes.", 0)
+    else:
+        yield text_event(request, "", 0, {"tool_calls": [{"index": 0, "name": "weather", "arguments": "{}"}]})
+        yield text_event(request, "", 1, {"tool_calls": [{"index": 1, "name": "weather", "arguments": '{"ci'}]})
+        if messages[0]["content"][0]["text"] == "Slowly":
+            await asyncio.sleep(60)
+    yield last_event(request, FinishReason.STOP if len(messages) > 1 else FinishReason.LENGTH, tokens=3)
+
+
+async def until_second_call(talk: Talk, cancel: bool) -> dict[str, Any]:
+    await talk.send("response.create")
+    while (await talk.until("response.function_call_arguments.delta"))["delta"] != '{"ci':
+        pass
+    if cancel:
+        await talk.send("response.cancel")
+    done: dict[str, Any] = (await talk.until("response.done"))["response"]
+    return done
+
+
+@pytest.mark.parametrize(("text", "status"), [("Go", "incomplete"), ("Slowly", "cancelled")])
+async def test_call_that_was_cut_does_not_fail_every_later_response(start: Start, text: str, status: str) -> None:
+    server = await start(FakeEngine(cut_call))
+    async with talking(server.url) as talk:
+        await talk.send("session.update", session={"tools": [TOOL], "output_modalities": ["text"]})
+        await talk.until("session.updated")
+        await talk.say(text)
+        done = await until_second_call(talk, status == "cancelled")
+        assert (done["status"], [item["status"] for item in done["output"]]) == (status, ["completed", "incomplete"])
+        for made in done["output"]:
+            result = {"type": "function_call_output", "call_id": made["call_id"], "output": "22"}
+            await talk.send("conversation.item.create", item=result)
+            await talk.until("conversation.item.done")
+        assert (await talk.answer())["output"][0]["content"][0]["text"] == "Yes."
+    _, assistant, *results = server.engine.requests[1].messages or []
+    assert [call["id"] for call in assistant["tool_calls"]] == [done["output"][0]["call_id"]]
+    assert [result["tool_call_id"] for result in results] == [done["output"][0]["call_id"]]
+
+
+async def test_call_without_call_id_gets_one_and_one_without_json_is_refused(server: Running) -> None:
+    async with talking(server.url) as talk:
+        call = {"type": "function_call", "name": "weather", "arguments": ""}
+        await talk.send("conversation.item.create", item=call)
+        assert (await talk.until("conversation.item.done"))["item"]["call_id"].startswith("call_")
+        for arguments in ("no JSON", "[1]", '{"city": "Ro'):
+            error = await talk.error("conversation.item.create", item={**call, "arguments": arguments})
+            assert error["param"] == "item.arguments"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"tools": [TOOL | {"parameters": {"type": "array"}}]}, "tools[0].function.parameters"),
+    ],
+)
+async def test_tools_that_fail_every_response_are_refused_with_the_session(
+    server: Running, changes: dict[str, Any], param: str
+) -> None:
+    async with talking(server.url) as talk:
+        assert (await talk.error("session.update", session=changes))["param"] == param
+        await talk.say("still here")

@@ -340,3 +340,11 @@ def test_a_hundred_functions_can_be_offered() -> None:
     grammar = request_grammar(SamplingParams(), tool_use(many, "required", parallel=True), TOOL_FORMATS["hermes"])
     assert grammar is not None
     check_grammar(grammar, "tools")
+
+
+def test_complaint_about_a_schema_does_not_list_the_grammar_around_it() -> None:
+    function = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": 12}}}}}
+    grammar = request_grammar(SamplingParams(), tool_use([function], "required", parallel=True), TOOL_FORMATS["hermes"])
+    assert grammar is not None
+    with pytest.raises(RequestError, match=r"type must be a string or array of strings$"):
+        check_grammar(grammar, "tools")
