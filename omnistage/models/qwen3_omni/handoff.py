@@ -107,7 +107,7 @@ def _grids(media: list[Medium], kind: str) -> list[list[int]]:
 class SpokenTokens:
     """Decides which generated tokens are spoken: all but the last one, as far as their text is given out.
 
-    A token waits while its text may turn out to be the beginning of a stop string.
+    A token waits while its text may turn out to be the beginning of a stop string, of thoughts or of a call.
     """
 
     __slots__ = ("_waiting",)
@@ -115,12 +115,11 @@ class SpokenTokens:
     def __init__(self) -> None:
         self._waiting: list[int] = []
 
-    def push(self, token: int | None, *, last: bool, withheld: bool, stopped: bool) -> list[int]:
-        """The ids that are certain now. `last`: no token follows; `stopped`: by a stop string, whose tokens are
-        dropped."""
+    def push(self, token: int | None, *, last: bool, withheld: bool, unsaid: bool) -> list[int]:
+        """The ids that are certain now. `last`: no token follows; `unsaid`: what waits is dropped, this one too."""
         if token is not None and not last:
             self._waiting.append(token)
-        if stopped:
+        if unsaid:
             self._waiting.clear()
         if withheld and not last:
             return []

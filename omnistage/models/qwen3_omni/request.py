@@ -59,8 +59,6 @@ def validate(request: OmniRequest, *, speaks: bool) -> tuple[str, ...]:
             raise RequestError(
                 f"modality {modality!r} is not offered; known: {', '.join(known)}{why}", param="modalities"
             )
-    if request.tools and "audio" in asked:
-        raise RequestError('tools: calls are not spoken; ask for modalities ["text"]', param="tools")
     _check_source(request)
     return tuple(modality for modality in known if modality in asked)
 

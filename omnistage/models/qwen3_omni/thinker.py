@@ -179,7 +179,7 @@ class Thinker:
 
     def _speak(self, state: ThinkerState, event: Event, memory: SequenceMemory, *, last: bool) -> tuple[Produced, ...]:
         token = event.sampled.token if event.sampled is not None else None
-        spoken = state.spoken.push(token, last=last, withheld=state.text.withholds, stopped=state.text.stopped)
+        spoken = state.spoken.push(token, last=last, withheld=state.text.withholds, unsaid=state.text.unsaid)
         meta: dict[str, Any] = {"spoken": spoken}
         tensors = {}
         speech = state.speech

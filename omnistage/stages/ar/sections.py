@@ -31,7 +31,8 @@ class Sections:
     """One text. The pieces do not depend on how the text is cut into deltas, but for where they are cut themselves.
 
     Thoughts are taken for such only at the beginning of a text; blanks around tags are no part of anything. Without
-    markup everything is said.
+    markup everything is said. Of the latest text, `uncertain` tells that it waits because it may turn out to be no part
+    of what is said, `unsaid` that it did.
     """
 
     def __init__(self, markup: TextMarkup, tools: ToolUse | None) -> None:
@@ -44,6 +45,7 @@ class Sections:
         self._blank = self._tags is not None
         self._reader: HermesReader | None = None
         self._calls = self._begun = 0
+        self.uncertain = self.unsaid = False
 
     def follow(self, prompt: str) -> None:
         """Tells what the text follows: a prompt that ends with the opening tag has begun the thoughts."""
@@ -61,7 +63,17 @@ class Sections:
         pieces: list[Piece] = []
         while self._advance(pieces) and not self.over:
             pass
+        if delta:
+            self._judge(pieces)
         return _joined(pieces)
+
+    def _judge(self, pieces: list[Piece]) -> None:
+        """Blanks that wait behind something said count as said with it."""
+        said = any(piece.text for piece in pieces if not piece.reasoning)
+        calling = self._reader is not None and self._calls > self._begun
+        held = self._held.strip() if said else self._held
+        self.uncertain = not calling and (self._reader is not None or bool(held))
+        self.unsaid = not (said or self.uncertain)
 
     def flush(self) -> list[Piece]:
         """The text ends: gives what was held back."""
@@ -73,7 +85,9 @@ class Sections:
             pieces.append(last)
         elif not self.over:
             pieces.append(Piece(self._held, self._state == "thoughts"))
-        self._held = ""
+        if self._held:
+            self._held = ""
+            self._judge(pieces)
         return _joined(pieces)
 
     def _advance(self, pieces: list[Piece]) -> bool:

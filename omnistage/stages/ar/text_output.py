@@ -43,8 +43,13 @@ class TextOutput:
 
     @property
     def withholds(self) -> bool:
-        """True while text waits that may be the beginning of a stop string."""
-        return bool(self._stops.withheld)
+        """True while text waits that may be the beginning of a stop string, of thoughts or of a call."""
+        return bool(self._stops.withheld) or self.sections.uncertain
+
+    @property
+    def unsaid(self) -> bool:
+        """True when the tokens that waited are not to be spoken: they wrote a stop string, a thought or a call."""
+        return self.stopped or self.sections.unsaid
 
     def emit(self, seq: Sequence[Any], event: Event, memory: SequenceMemory) -> Emitted:
         """Takes note of a token or the end; gives the chunk that follows from it, if any."""

@@ -4,12 +4,16 @@ import pytest
 import torch
 
 from omnistage.errors import RequestError
+from omnistage.models.qwen3_omni import pipeline
 from omnistage.models.qwen3_omni.encoders import Medium
 from omnistage.models.qwen3_omni.handoff import SpokenTokens, TokenRoles, speech_of
 from omnistage.models.qwen3_omni.positions import Positions
 from omnistage.models.qwen3_omni.prompt import ThinkerPrompt
+from omnistage.stages.ar.sections import Sections
+from omnistage.tools import tool_use
 
 START, END, USER, ASSISTANT, SYSTEM, NEWLINE = 1, 2, 3, 4, 5, 6
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 ROLES = TokenRoles(START, USER, ASSISTANT)
 
 
@@ -61,25 +65,50 @@ def test_speech_needs_a_prompt_that_opens_an_answer(ids: list[int]) -> None:
 
 def test_the_last_token_is_not_spoken() -> None:
     spoken = SpokenTokens()
-    told = [spoken.push(token, last=False, withheld=False, stopped=False) for token in (7, 8)]
-    told.append(spoken.push(9, last=True, withheld=False, stopped=False))
+    told = [spoken.push(token, last=False, withheld=False, unsaid=False) for token in (7, 8)]
+    told.append(spoken.push(9, last=True, withheld=False, unsaid=False))
     assert told == [[7], [8], []]
 
 
 def test_tokens_of_a_possible_stop_string_wait_and_are_dropped_by_it() -> None:
     spoken = SpokenTokens()
-    assert spoken.push(7, last=False, withheld=False, stopped=False) == [7]
-    assert spoken.push(8, last=False, withheld=True, stopped=False) == []
-    assert spoken.push(9, last=True, withheld=False, stopped=True) == []
+    assert spoken.push(7, last=False, withheld=False, unsaid=False) == [7]
+    assert spoken.push(8, last=False, withheld=True, unsaid=False) == []
+    assert spoken.push(9, last=True, withheld=False, unsaid=True) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("I look.\n" + CALL, "I look."),
+        (f"\n{CALL}\n{CALL}\nDone.\nBye", "Done.\nBye"),
+        ("<think>hm</think>Yes <b>", "Yes <b>"),
+        ("<tool_call>no call</tool_call>.", "<tool_call>no call</tool_call>."),
+        (CALL[:-20], ""),
+        (CALL[:12], CALL[:12]),
+        ("<think>hm</th", ""),
+    ],
+)
+def test_thoughts_and_calls_are_not_spoken(text: str, expected: str) -> None:
+    use = tool_use([{"type": "function", "function": {"name": "f"}}], "auto", parallel=True)
+    sections = Sections(pipeline.PIPELINE.variants["default"].stages[0].markup, use)
+    spoken = SpokenTokens()
+    told = list[int]()
+    for char in text:
+        sections.push(char)
+        told += spoken.push(ord(char), last=False, withheld=sections.uncertain, unsaid=sections.unsaid)
+    sections.flush()
+    told += spoken.push(0, last=True, withheld=False, unsaid=sections.unsaid)
+    assert "".join(map(chr, told)) == expected
 
 
 def test_tokens_of_no_stop_string_are_spoken_after_all() -> None:
     spoken = SpokenTokens()
-    assert spoken.push(7, last=False, withheld=True, stopped=False) == []
-    assert spoken.push(8, last=False, withheld=False, stopped=False) == [7, 8]
+    assert spoken.push(7, last=False, withheld=True, unsaid=False) == []
+    assert spoken.push(8, last=False, withheld=False, unsaid=False) == [7, 8]
 
 
 def test_withheld_tokens_are_spoken_when_the_text_ends_otherwise() -> None:
     spoken = SpokenTokens()
-    spoken.push(7, last=False, withheld=True, stopped=False)
-    assert spoken.push(8, last=True, withheld=False, stopped=False) == [7]
+    spoken.push(7, last=False, withheld=True, unsaid=False)
+    assert spoken.push(8, last=True, withheld=False, unsaid=False) == [7]

@@ -137,7 +137,6 @@ def test_videos_are_looked_at_twice_a_second_bare_frames_once(key: str, params: 
         ({"params": {"mm_processor_kwargs": {"max_pixels": 9}}}, "mm_processor_kwargs"),
         ({"prompt": None, "messages": []}, "messages"),
         ({"prompt": None, "messages": [{"role": "robot", "content": "x"}]}, "messages[0]"),
-        ({"tools": [{"type": "function"}], "modalities": ("text", "audio")}, "tools"),
         ({"prompt": None, "messages": [{"role": "user"}]}, "messages[0]"),
         ({"prompt": "see <|image_pad|>"}, "messages[0]"),
         ({"prompt": None, "messages": [{"role": "user", "content": [{"type": "file"}]}]}, "messages[0].content[0]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -100,7 +101,18 @@ async def test_what_the_model_cannot_do_is_refused_by_name(served: Running) -> N
         await prepared(talk)
         error = await talk.error("session.update", session={"audio": {"input": {"transcription": {}}}})
         assert "transcription" in error["message"]
-        await talk.say("Hello")
-        tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-        failed = await talk.answer(tools=[tool])
-        assert (failed["status"], "not spoken" in failed["status_details"]["error"]["message"]) == ("failed", True)
+
+
+async def test_a_session_with_functions_calls_them_in_silence_and_speaks_the_answer(served: Running) -> None:
+    zone = {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"]}
+    clock = {"type": "function", "name": "clock", "parameters": zone | {"additionalProperties": False}}
+    async with talking(url(served)) as talk:
+        await prepared(talk, tools=[clock], parallel_tool_calls=False, max_output_tokens=400)
+        await talk.say(HELLO)
+        (call,) = (await talk.answer(tool_choice="required"))["output"]
+        assert (call["type"], json.loads(call["arguments"]), talk.audio()) == ("function_call", {"zone": "UTC"}, b"")
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "noon"}
+        await talk.send("conversation.item.create", item=result)
+        await talk.until("conversation.item.done")
+        done = await talk.answer(max_output_tokens=12)
+        assert (done["output"][0]["type"], talk.audio() != b"") == ("message", True)
