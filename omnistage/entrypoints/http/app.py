@@ -26,15 +26,13 @@ from omnistage.entrypoints.http.pages import read_page
 from omnistage.entrypoints.http.routes import ROUTES, Route, RouteRight, RouteTable
 from omnistage.entrypoints.http.state import HttpOptions, ServerState, new_id
 from omnistage.entrypoints.http.timelines import server_timing
+from omnistage.entrypoints.http.trace_context import trace_headers
 from omnistage.entrypoints.realtime.socket import RealtimeServer
 from omnistage.errors import HTTP_STATUS, ErrorCode, ErrorInfo, OmniError, RequestError
 
 logger = logging.getLogger("omnistage.http")
 LINGER_S = 2.0
 FAREWELL_S = 1.0
-# W3C Trace Context; longer values are no valid ones.
-TRACE_HEADERS = ("traceparent", "tracestate")
-MAX_TRACE_HEADER = 512
 
 
 class HttpApp:
@@ -120,7 +118,7 @@ class HttpApp:
         self.state.metrics.started()
         front = None
         if route.method == "POST" and route.scope == "infer" and state.engine.timelines.enabled:
-            front = state.engine.timelines.open(exchange.request_id, _trace_headers(exchange))
+            front = state.engine.timelines.open(exchange.request_id, trace_headers(exchange.scope))
             state, exchange.timing = state.traced(front), partial(server_timing, front)
         try:
             await self._supervise(exchange, route, state)
@@ -191,11 +189,6 @@ class HttpApp:
         await send_error(exchange, info, unread=True)
         await exchange.discard_body(self.state.max_body, LINGER_S)
         await exchange.end()
-
-
-def _trace_headers(exchange: Exchange) -> dict[str, str]:
-    given = {name: exchange.header(name.encode()) for name in TRACE_HEADERS}
-    return {name: value.decode("latin-1") for name, value in given.items() if 0 < len(value) <= MAX_TRACE_HEADER}
 
 
 def create_app(

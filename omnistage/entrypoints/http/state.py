@@ -6,8 +6,8 @@ import copy
 import importlib.metadata
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import msgspec
@@ -60,6 +60,7 @@ class ServerState:
         self.engine, self.limits, self.options = engine, engine.config.limits, options
         self.control: EngineControl | None = None
         self.owner = ""
+        self.trace_headers: Mapping[str, str] = {}
         self._front: Front | None = None
         self.pool: MediaPool = MediaPool(options.media_threads)
         media = engine.config.media
@@ -93,7 +94,23 @@ class ServerState:
         """The same server for one exchange, which takes down what its requests and media take."""
         state = copy.copy(self)
         state.engine, state._front = EngineView(self.engine, front=front), front
+        state.trace_headers = front.trace_headers
         return state
+
+    def within(self, headers: Mapping[str, str]) -> ServerState:
+        """The same server for a client with that trace context."""
+        state = copy.copy(self)
+        state.trace_headers = headers
+        return state
+
+    @contextmanager
+    def exchange(self, exchange_id: str) -> Iterator[EngineClient]:
+        """The engine for requests of an exchange of its own, on whose timeline they go."""
+        front = self.engine.timelines.open(exchange_id, self.trace_headers)
+        try:
+            yield EngineView(self.engine, front=front)
+        finally:
+            self.engine.timelines.close(front)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Media work, in a thread: `function(*args)`; what it raises is raised here."""

@@ -7,6 +7,7 @@ import logging
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,15 @@ class VideoJobs:
         self._jobs: dict[str, Job] = {}
         self._folder: Path | None = None
 
-    def submit(self, video: Video, request: OmniRequest, media: Media) -> Video:
-        """Starts a job. Raises RequestError(OVERLOADED) when too many are kept."""
+    def submit(
+        self, video: Video, request: OmniRequest, media: Media, trace_headers: Mapping[str, str] | None = None
+    ) -> Video:
+        """Starts a job, in the client's trace context. Raises RequestError(OVERLOADED) when too many are kept."""
         self._expire()
         if len(self._jobs) >= MAX_JOBS:
             raise RequestError("too many video jobs are kept; delete some", code=ErrorCode.OVERLOADED, retry_after_s=60)
         job = self._jobs[video.id] = Job(video)
-        job.task = asyncio.create_task(self._run(job, request, media))
+        job.task = asyncio.create_task(self._run(job, request, media, trace_headers or {}))
         return video
 
     def find(self, job_id: str) -> Job:
@@ -106,8 +109,8 @@ class VideoJobs:
 
     # -- the work
 
-    async def _run(self, job: Job, request: OmniRequest, media: Media) -> None:
-        front = self._engine.timelines.open(job.video.id, {})
+    async def _run(self, job: Job, request: OmniRequest, media: Media, trace_headers: Mapping[str, str]) -> None:
+        front = self._engine.timelines.open(job.video.id, trace_headers)
         try:
             result = await self._collect(EngineView(self._engine, front=front), job, request, media)
             with front.media():

@@ -38,7 +38,8 @@ async def create_video(state: ServerState, exchange: Exchange) -> None:
         seconds=f"{body.seconds:g}" if body.seconds is not None else "",
         size=body.size or "",
     )
-    await exchange.answer(200, JSON, json_bytes(state.videos.submit(video, ask.request, media)))
+    job = state.videos.submit(video, ask.request, media, state.trace_headers)
+    await exchange.answer(200, JSON, json_bytes(job))
 
 
 async def video_sync(state: ServerState, exchange: Exchange) -> None:

@@ -186,7 +186,8 @@ class RealtimeSession:
         return await read_item(self._state, self.session.audio.input.format.type, entry)
 
     async def _run(self, response: Response) -> None:
-        await response.run(self._state.engine)
+        with self._state.exchange(response.id) as engine:
+            await response.run(engine)
         self._forget(response.id)
         if self._answer_waits and self._current is None:
             self._answer_waits = False

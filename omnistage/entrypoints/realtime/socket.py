@@ -15,6 +15,7 @@ import msgspec
 from omnistage.entrypoints.http.asgi import JSON, Receive, Scope, Send
 from omnistage.entrypoints.http.errors import error_body
 from omnistage.entrypoints.http.state import ServerState, new_id
+from omnistage.entrypoints.http.trace_context import trace_headers
 from omnistage.entrypoints.realtime.events import AudioInput, ServerVad, Session, SessionAudio
 from omnistage.entrypoints.realtime.session import RealtimeSession
 from omnistage.errors import HTTP_STATUS, ErrorCode, ErrorInfo, OmniError, RequestError
@@ -67,7 +68,7 @@ class RealtimeServer:
 
     def _open(self, scope: Scope, admit: Admit) -> tuple[ServerState, Session]:
         """Raises RequestError or OmniError when there is to be no session."""
-        state = admit(scope)
+        state = admit(scope).within(trace_headers(scope))
         if scope["path"] not in PATHS:
             raise RequestError("there is no such socket", code=ErrorCode.NOT_FOUND)
         if not self._keyed:

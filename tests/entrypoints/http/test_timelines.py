@@ -26,6 +26,7 @@ from omnistage.entrypoints.trace.otel import MAX_CHILDREN, OtelSink, otlp_sink
 from omnistage.entrypoints.trace.sinks import SinkThread, TraceFile, TraceSink
 from omnistage.testing.leakcheck import settled
 from tests.entrypoints.http.real import Running, serving_engine
+from tests.entrypoints.realtime.talk import talking
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
@@ -194,6 +195,21 @@ async def test_open_telemetry_spans_hang_below_the_clients_trace(engine: AsyncOm
         assert child.start_time is not None
         assert child.end_time is not None
         assert root.start_time <= child.start_time <= child.end_time <= root.end_time
+
+
+async def test_realtime_responses_hang_below_the_trace_of_the_handshake(engine: AsyncOmniEngine) -> None:
+    exporter = InMemorySpanExporter()
+    thread = SinkThread(engine.timelines, [OtelSink(exporter, "echo3")])
+    async with serving_engine(engine) as server:
+        url = str(server.http.base_url)
+        async with talking(url, additional_headers=TRACEPARENT) as talk:
+            await talk.say("Hello")
+            done = await talk.answer()
+        assert (await timeline(server, done["id"]))["covered"] >= 0.99
+    await asyncio.to_thread(thread.close)
+    (root,) = [span for span in exporter.get_finished_spans() if span.kind is SpanKind.SERVER]
+    assert root.parent is not None
+    assert (f"{root.parent.trace_id:032x}", f"{root.parent.span_id:016x}") == (TRACE_ID, PARENT_ID)
 
 
 class Collector(BaseHTTPRequestHandler):

@@ -36,3 +36,16 @@ async def test_job_that_a_defect_ends_has_failed_and_does_not_run_for_ever(caplo
     assert "KeyError: 'fps'" in caplog.text
     await jobs.close()
     pool.close()
+
+
+async def test_job_is_of_the_trace_of_the_client_that_asked_for_it() -> None:
+    pool = MediaPool(1)
+    engine = FakeEngine(without_rate)
+    jobs = VideoJobs(engine, pool)
+    video = Video(id="video_1", model="m", status="queued", progress=0, created_at=0, seconds="1", size="48x32")
+    jobs.submit(video, OmniRequest(id="video_1", task="video"), {}, {"traceparent": "00-1"})
+    while not engine.requests:
+        await asyncio.sleep(0)
+    assert engine.timelines._claims["video_1"].trace_headers == {"traceparent": "00-1"}
+    await jobs.close()
+    pool.close()
