@@ -33,42 +33,62 @@ def share(short: int, long: int) -> float:
     return short * STEP_S / SHORT_S + long * STEP_S / LONG_S
 
 
-async def dry_streams(objective: str, short: int, long: int, seconds: float) -> int:
-    """How many of the streams ran dry; each plays for so many seconds."""
-    settings: dict[str, Any] = {
+def settings(objective: str, step_s: float) -> dict[str, Any]:
+    """Overrides for echo3: a wave stage that serves one stream per step; what is measured is the wave alone."""
+    return {
         "stages.wave.objective": objective,
         "stages.wave.max_num_seqs": 1,
-        "stages.wave.step_delay_s": STEP_S,
-        "edges.talker->wave.async_chunk": False,  # what is measured is the wave alone
+        "stages.wave.step_delay_s": step_s,
+        "edges.talker->wave.async_chunk": False,
         "edges.talker->wave.max_inflight": 1 << 14,
     }
-    async with AsyncOmniEngine(resolve_config("echo3", None, settings)) as engine:
-        chunks = [SHORT_S] * short + [LONG_S] * long
-        jobs = (_stream(engine, number, chunk_s, seconds) for number, chunk_s in enumerate(chunks))
-        waits = await asyncio.gather(*jobs)
-    return sum(wait > TOLERANCE_S for wait in waits)
 
 
-async def _stream(engine: AsyncOmniEngine, number: int, chunk_s: float, seconds: float) -> float:
-    """Seconds of the longest silence that a listener heard."""
+async def play(
+    engine: AsyncOmniEngine, short: int, long: int, seconds: float, arrival_s: float = ARRIVAL_S
+) -> list[list[tuple[float, float]]]:
+    """The packets of each stream, first those with short chunks: when each came, and the seconds of sound in it.
+
+    Every `arrival_s` one more starts.
+    """
+
+    async def start(number: int, chunk_s: float) -> list[tuple[float, float]]:
+        await asyncio.sleep(number * arrival_s)
+        return await _stream(engine, f"s{number}", chunk_s, seconds)
+
+    chunks = [SHORT_S] * short + [LONG_S] * long
+    return await asyncio.gather(*(start(number, chunk_s) for number, chunk_s in enumerate(chunks)))
+
+
+def dry(streams: list[list[tuple[float, float]]]) -> int:
+    """How many of the streams ran dry."""
+    return sum(underrun(packets) > TOLERANCE_S for packets in streams)
+
+
+async def _stream(engine: AsyncOmniEngine, name: str, chunk_s: float, seconds: float) -> list[tuple[float, float]]:
     loop = asyncio.get_running_loop()
     tokens = int(seconds * SAMPLE_RATE / SAMPLES_PER_CODE / CODES_PER_TOKEN)
     frames = round(chunk_s * SAMPLE_RATE / SAMPLES_PER_CODE)
-    request = OmniRequest(id=f"s{number}", task="speech", prompt="x" * tokens, params={"chunk_frames": frames})
+    request = OmniRequest(id=name, task="speech", prompt="x" * tokens, params={"chunk_frames": frames})
     packets: list[tuple[float, float]] = []
-    await asyncio.sleep(number * ARRIVAL_S)
     async for output in engine.generate(request):
         if output.payload is not None and "audio" in output.payload.tensors:
             packets.append((loop.time(), output.payload["audio"].shape[-1] / SAMPLE_RATE))
-    return underrun(packets)
+    return packets
+
+
+async def measure(objective: str, short: int, long: int, seconds: float) -> int:
+    """How many streams ran dry on real processes; each plays for so many seconds."""
+    async with AsyncOmniEngine(resolve_config("echo3", None, settings(objective, STEP_S))) as engine:
+        return dry(await play(engine, short, long, seconds))
 
 
 async def table(seconds: float) -> list[str]:
     """A row per load: streams that ran dry, by policy."""
     rows = [f"{'load':14s} " + " ".join(f"{name:>22s}" for name in POLICIES)]
     for name, (short, long) in LOADS.items():
-        dry = [await dry_streams(objective, short, long, seconds) for objective in POLICIES.values()]
-        cells = " ".join(f"{count:>13d} of {short + long:>3d} dry" for count in dry)
+        counts = [await measure(objective, short, long, seconds) for objective in POLICIES.values()]
+        cells = " ".join(f"{count:>13d} of {short + long:>3d} dry" for count in counts)
         rows.append(f"{name:11s} {share(short, long):.0%} {cells}")
     return rows
 

@@ -13,10 +13,9 @@ from tests.servers import Server, serving
 
 
 @pytest.fixture(scope="session")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def chat(smol_speech: Server) -> Server:
     """smol-speech: chat, tools, shapes, speech, transcription."""
-    with serving(tmp_path_factory.mktemp("chat"), "smol-speech") as server:
-        yield server
+    return smol_speech
 
 
 @pytest.fixture(scope="session")

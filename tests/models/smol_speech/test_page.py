@@ -15,7 +15,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from omnistage.media.audio_encode import encode_audio
 from tests.browser import chromium, complaints, until
-from tests.servers import Server, serving
+from tests.servers import Server
 
 pytestmark = pytest.mark.slow
 
@@ -36,10 +36,8 @@ AudioContext.prototype.createBuffer = function (channels, length, rate) {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # The page leaves sampling to the server, whose own temperature of 0.2 gives one wrong answer in five.
-    with serving(tmp_path_factory.mktemp("server"), "smol-speech", "--set", "sampling.thinker.temperature=0") as server:
-        yield server
+def server(smol_speech: Server) -> Server:
+    return smol_speech
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,11 @@
-"""The embedded pipeline through `omnistage serve`: the official client, audio formats, killed stages."""
+"""The embedded pipeline through `omnistage serve`: the official client, audio formats, shapes and tools."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
-import os
 import re
-import signal
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import av
@@ -20,7 +15,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.models.smol_speech.sentences import word_errors, words
-from tests.servers import Server, serving
+from tests.servers import Server
 
 pytestmark = pytest.mark.slow
 
@@ -30,14 +25,8 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_completion_tokens": 40, "seed
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server"), "smol-speech") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> OpenAI:
-    return OpenAI(base_url=server.address + "/v1", api_key="none", timeout=120, max_retries=0)
+def client(smol_speech: Server) -> OpenAI:
+    return OpenAI(base_url=smol_speech.address + "/v1", api_key="none", timeout=120, max_retries=0)
 
 
 def seconds_of(data: bytes, kind: str) -> float:
@@ -189,23 +178,3 @@ def test_tool_calls_are_streamed_and_their_results_are_read(client: OpenAI) -> N
     )
     assert said.choices[0].message.content
     assert said.choices[0].message.tool_calls is None
-
-
-@pytest.mark.parametrize("stage", ["listener", "talker", "code2wav", "thinker"])
-def test_killed_stage_comes_back_and_requests_elsewhere_are_right(server: Server, client: OpenAI, stage: str) -> None:
-    def text(number: int) -> str:
-        content = f"Name {number} fruits."
-        answer = client.chat.completions.create(
-            model="smol-speech", messages=[{"role": "user", "content": content}], **GREEDY
-        )
-        return str(answer.choices[0].message.content)
-
-    expected = [text(number) for number in (2, 3)]
-    with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(text, number) for number in (2, 3)]
-        time.sleep(0.3)
-        os.kill(server.stage_pid(stage), signal.SIGKILL)
-        server.until(False, 5)  # the promise is a second; the cores are shared
-        assert [answer.result() for answer in answers] == expected
-    server.until(True, 60)
-    assert text(2) == expected[0]
