@@ -79,7 +79,8 @@ class HttpServer:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError when the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small packets at once on sockets that say they are TCP; others wait 40 ms for the client's ACK.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
