@@ -247,7 +247,7 @@ class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     requests: Positive = 128
     spans: Annotated[int, msgspec.Meta(ge=16)] = 512
     detailed: Positive = 8
-    otlp: str = ""
+    otlp: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/]\S*)?$")] = ""
 
 
 class RecordConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

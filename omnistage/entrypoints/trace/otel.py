@@ -6,7 +6,10 @@ happened to the request are its children, the longest `MAX_CHILDREN` of them whe
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -19,18 +22,22 @@ from omnistage.engine.timeline import Timeline
 from omnistage.request import FinishReason
 from omnistage.spans import Span
 
+logger = logging.getLogger(__name__)
 MAX_CHILDREN = 128
+FLUSH_S = 3.0
 
 
 def otlp_sink(url: str, served_name: str) -> OtelSink:
-    """Exports to a collector's trace endpoint, for example http://localhost:4318/v1/traces."""
-    return OtelSink(OTLPSpanExporter(endpoint=url), served_name)
+    """Exports to a collector's trace endpoint, for example http://localhost:4318/v1/traces; the path may be left out."""
+    endpoint = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1/traces"
+    return OtelSink(OTLPSpanExporter(endpoint=endpoint), served_name)
 
 
 class OtelSink:
     """A `TraceSink` that hands spans to an exporter, in batches."""
 
     def __init__(self, exporter: SpanExporter, served_name: str) -> None:
+        self._exporter = exporter
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": "omnistage", "omnistage.model": served_name}),
             shutdown_on_exit=False,
@@ -64,8 +71,13 @@ class OtelSink:
         root.end(self._unix_ns(end_s if end_s is not None else time.monotonic()))
 
     def close(self) -> None:
-        """Sends what is left."""
-        self._provider.shutdown()
+        """Sends what is left, unless the collector takes longer than `FLUSH_S`: no server waits for it to stop."""
+        flush = threading.Thread(target=self._provider.shutdown, name="omnistage-otel-flush", daemon=True)
+        flush.start()
+        flush.join(FLUSH_S)
+        if flush.is_alive():
+            self._exporter.shutdown()
+            logger.warning("the collector did not take the last spans within %.0f s: they are lost", FLUSH_S)
 
     def _unix_ns(self, monotonic_s: float) -> int:
         return int((self._epoch_s + monotonic_s) * 1e9)

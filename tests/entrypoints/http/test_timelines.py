@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import json
 import re
+import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,6 +24,7 @@ from omnistage.config.resolve import resolve_config
 from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.engine.timeline import Front
 from omnistage.entrypoints.http.access import ApiKey, KeyRing
+from omnistage.entrypoints.trace import otel
 from omnistage.entrypoints.trace.otel import MAX_CHILDREN, OtelSink, otlp_sink
 from omnistage.entrypoints.trace.sinks import SinkThread, TraceFile, TraceSink
 from omnistage.testing.leakcheck import settled
@@ -212,12 +215,25 @@ async def test_realtime_responses_hang_below_the_trace_of_the_handshake(engine: 
     assert (f"{root.parent.trace_id:032x}", f"{root.parent.span_id:016x}") == (TRACE_ID, PARENT_ID)
 
 
+async def test_collector_that_hangs_does_not_keep_a_server_from_stopping(
+    engine: AsyncOmniEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(otel, "FLUSH_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sink = otlp_sink(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces", "echo3")
+        started = time.monotonic()
+        await traced(engine, [sink])
+        assert time.monotonic() - started < 5
+    assert "the collector did not take the last spans" in caplog.text
+
+
 class Collector(BaseHTTPRequestHandler):
     """Keeps what a batch of spans is called."""
 
     names: list[str]
 
     def do_POST(self) -> None:
+        assert self.path == "/v1/traces"
         body = self.rfile.read(int(self.headers["content-length"]))
         message = ExportTraceServiceRequest.FromString(body)
         for resource in message.resource_spans:
@@ -236,7 +252,7 @@ async def test_spans_reach_a_collector_by_otlp(engine: AsyncOmniEngine) -> None:
         thread = threading.Thread(target=collector.serve_forever)
         thread.start()
         try:
-            await traced(engine, [otlp_sink(f"http://127.0.0.1:{collector.server_port}/v1/traces", "echo3")])
+            await traced(engine, [otlp_sink(f"http://127.0.0.1:{collector.server_port}", "echo3")])
         finally:
             await asyncio.to_thread(collector.shutdown)
             thread.join()
