@@ -30,6 +30,8 @@ def replay_lines(report: ReplayReport) -> list[str]:
         return [*lines, f"first difference: {report.difference}"]
     if report.cut_off:
         lines.append(f"the record ends early (stopped or full) at: {', '.join(report.cut_off)}; the same up to there")
+    if report.answers < report.requests:
+        lines.append(f"the record ends before {report.requests - report.answers} of the requests did")
     return [*lines, f"schedule {report.schedule}, recorded {report.recorded_schedule}"]
 
 
