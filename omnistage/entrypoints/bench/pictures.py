@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import time
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from omnistage.entrypoints.bench.answer import (
+    ImageAnswer,
+    ImageEvent,
+    Job,
+    check_error,
+    event_of,
+    read_answer,
+    stages_of,
+)
 from omnistage.entrypoints.bench.sample import Sample
 from omnistage.errors import OmniError
 from omnistage.media.image import decode_image
 from omnistage.media.video import decode_video
-from omnistage.request import RequestMetrics, StageMetrics
 
 # Video jobs tell of themselves when asked: what is known of them is late by up to this, in seconds.
 POLL_S = 0.02
@@ -31,10 +37,6 @@ def flaw_of(pixels: npt.NDArray[np.uint8]) -> str:
     return "one flat colour" if pixels.min() == pixels.max() else ""
 
 
-def stages_of(answer: dict[str, Any]) -> dict[str, StageMetrics]:
-    return msgspec.convert(answer.get("metrics") or {}, RequestMetrics).stages
-
-
 class ImageAsk:
     """POST /v1/images/generations, whole or (with "stream" in the body) event by event."""
 
@@ -43,24 +45,24 @@ class ImageAsk:
         self._encoded = list[str]()
 
     async def read(self, answer: httpx.Response) -> None:
-        """Raises ValueError or KeyError for an answer of another shape."""
+        """Raises BadAnswer."""
         if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-            body = json.loads(await answer.aread())
-            self._encoded = [item["b64_json"] for item in body["data"]]
+            body = read_answer(await answer.aread(), ImageAnswer)
+            self._encoded = [item.b64_json for item in body.data]
             self._sample.images = [time.perf_counter() - self._started] * len(self._encoded)
-            self._sample.stages = stages_of(body)
+            self._sample.stages = stages_of(body.metrics)
             return
         async for line in answer.aiter_lines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                self._event(json.loads(line.removeprefix("data: ")))
+            event = event_of(line, ImageEvent)
+            if event is not None:
+                self._event(event)
 
-    def _event(self, event: dict[str, Any]) -> None:
-        if "error" in event:
-            raise ValueError("error event")
+    def _event(self, event: ImageEvent) -> None:
+        check_error(event.error)
         now = time.perf_counter() - self._started
-        if event["type"].endswith(".completed"):
+        if event.type.endswith(".completed"):
             self._sample.images.append(now)
-            self._encoded.append(event["b64_json"])
+            self._encoded.append(event.b64_json)
         else:
             self._sample.previews.append(now)
 
@@ -82,28 +84,28 @@ class VideoAsk:
 
     def __init__(self, sample: Sample, started: float, wanted_frames: int | None) -> None:
         self._sample, self._started, self._wanted = sample, started, wanted_frames
-        self._job: dict[str, Any] = {}
+        self._job = Job(id="", status="")
         self._file = b""
 
     async def run(self, client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> None:
-        """Raises httpx.HTTPError, ValueError or KeyError."""
-        self._job = (await client.post(url, json=body)).raise_for_status().json()
-        seen = self._job.get("progress", 0)
-        while self._job["status"] in ("queued", "in_progress"):
+        """Raises httpx.HTTPError or BadAnswer."""
+        job = read_answer((await client.post(url, json=body)).raise_for_status().content, Job)
+        seen = job.progress
+        while job.status in ("queued", "in_progress"):
             await asyncio.sleep(POLL_S)
-            self._job = (await client.get(f"{url}/{self._job['id']}")).raise_for_status().json()
-            if self._job["progress"] != seen:
-                seen = self._job["progress"]
+            job = read_answer((await client.get(f"{url}/{job.id}")).raise_for_status().content, Job)
+            if job.progress != seen:
+                seen = job.progress
                 self._sample.steps.append(time.perf_counter() - self._started)
-        if self._job["status"] == "completed":
-            answer = await client.get(f"{url}/{self._job['id']}/content")
-            self._file = answer.raise_for_status().content
-            self._sample.stages = stages_of(self._job)
+        if job.status == "completed":
+            self._file = (await client.get(f"{url}/{job.id}/content")).raise_for_status().content
+            self._sample.stages = stages_of(job.metrics)
+        self._job = job
 
     def check(self) -> None:
         """The job succeeded; its file decodes, shows something, and is as long as asked for and as the job says."""
-        if self._job["status"] != "completed":
-            self._sample.error = f"job {self._job['status']}"
+        if self._job.status != "completed":
+            self._sample.error = f"job {self._job.status}"
             return
         try:
             video = decode_video(self._file, MAX_FRAMES, MAX_PIXELS)
@@ -115,6 +117,6 @@ class VideoAsk:
         flaw = flaw_of(video.frames)
         if self._wanted is not None and count != self._wanted:
             flaw = f"{count} frames instead of {self._wanted}"
-        elif abs(float(self._job["seconds"] or self._sample.video_s) - self._sample.video_s) > 1 / video.fps:
-            flaw = f"{self._sample.video_s:.2f} s instead of {self._job['seconds']}"
+        elif abs(float(self._job.seconds or self._sample.video_s) - self._sample.video_s) > 1 / video.fps:
+            flaw = f"{self._sample.video_s:.2f} s instead of {self._job.seconds}"
         self._sample.error = f"video: {flaw}" if flaw else ""

@@ -151,11 +151,29 @@ def _shown(name: str, value: float) -> str:
 
 
 def compare(before: BenchResult, after: BenchResult) -> str:
-    """Percentile by percentile: earlier, later, change in percent."""
-    lines = [f"{'requests/s':15s} {before.requests_per_s:.2f} -> {after.requests_per_s:.2f}"]
+    """Rates, then percentile by percentile: earlier, later, change in percent."""
+    lines = [f"{'task':15s} {before.task} -> {after.task}"] if before.task != after.task else []
+    lines.append(f"{'failed':15s} {before.failed} of {before.requests} -> {after.failed} of {after.requests}")
+    pairs = [(name, old, new) for (name, old), new in zip(_rates(before).items(), _rates(after).values(), strict=True)]
+    lines += [f"{name:15s} {old:.2f} -> {new:.2f}{_change(old, new)}" for name, old, new in pairs if old or new]
     for name in (name for name in before.metrics if name in after.metrics):
         old, new = before.metrics[name].percentiles, after.metrics[name].percentiles
         for cut in (cut for cut in old if cut in new):
-            change = f" ({(new[cut] / old[cut] - 1) * 100:+.1f} %)" if old[cut] else ""
+            change = _change(old[cut], new[cut])
             lines.append(f"{name + ' ' + cut:15s} {_shown(name, old[cut])} -> {_shown(name, new[cut])}{change}")
     return "\n".join(lines)
+
+
+def _rates(result: BenchResult) -> dict[str, float]:
+    return {
+        "requests/s": result.requests_per_s,
+        "goodput": result.goodput or 0.0,
+        "tokens/s": result.tokens_per_s,
+        "audio s/s": result.audio_s_per_s,
+        "images/s": result.images_per_s,
+        "video s/s": result.video_s_per_s,
+    }
+
+
+def _change(old: float, new: float) -> str:
+    return f" ({(new / old - 1) * 100:+.1f} %)" if old else ""

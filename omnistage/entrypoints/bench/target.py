@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import time
 from collections.abc import Callable
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 import numpy as np
 
+from omnistage.entrypoints.bench.answer import Audio, BadAnswer, ChatEvent, Delta, check_error, event_of, stages_of
 from omnistage.entrypoints.bench.pictures import ImageAsk, VideoAsk
 from omnistage.entrypoints.bench.sample import Sample
+from omnistage.errors import RequestError
 from omnistage.media.audio_encode import PCM_RATE
-from omnistage.request import RequestMetrics
 
 Task = Literal["chat", "chat-audio", "speech", "image", "video"]
 _ROUTES = {
@@ -29,11 +29,14 @@ _ROUTES = {
 
 
 class Target:
-    """A server at `url`. `extra` is merged into every body."""
+    """A server at `url`, with or without the "/v1" of its routes. `extra` is merged into every body.
+
+    Raises RequestError for a `url` that is none.
+    """
 
     def __init__(self, client: httpx.AsyncClient, url: str, model: str, task: Task, extra: dict[str, Any]) -> None:
         self._client = client
-        self._url = url.rstrip("/") + _ROUTES[task]
+        self._url = _base(url) + _ROUTES[task]
         self._model, self._task, self._extra = model, task, extra
 
     async def ask(self, prompt: str) -> Sample:
@@ -44,7 +47,9 @@ class Target:
             check = await self._read(sample, started, body)
         except httpx.HTTPStatusError as error:
             sample.error = _refusal(error.response)
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+        except BadAnswer as error:
+            sample.error = str(error)
+        except (httpx.HTTPError, ValueError) as error:
             sample.error = type(error).__name__
         sample.end = time.perf_counter() - started
         if not sample.error:
@@ -82,6 +87,13 @@ class Target:
         return body | self._extra
 
 
+def _base(url: str) -> str:
+    split = urlsplit(url)
+    if split.scheme not in ("http", "https") or not split.netloc:
+        raise RequestError(f"--url {url}: write http://HOST:PORT", param="url")
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def _refusal(answer: httpx.Response) -> str:
     """The status, and what an error of OpenAI's shape says."""
     try:
@@ -112,25 +124,23 @@ class _Reader:
         return time.perf_counter() - self._started
 
     def _line(self, line: str) -> None:
-        if not line.startswith("data: ") or line == "data: [DONE]":
+        event = event_of(line, ChatEvent)
+        if event is None:
             return
-        event = json.loads(line.removeprefix("data: "))
-        if "error" in event:
-            raise ValueError("error event")
-        if event.get("usage"):
-            self._sample.tokens = int(event["usage"]["completion_tokens"])
-        for choice in event["choices"]:
-            self._finished = self._finished or choice.get("finish_reason") is not None
-            if choice.get("metrics"):
-                self._sample.stages = msgspec.convert(choice["metrics"], RequestMetrics).stages
-            self._delta(choice["delta"])
+        check_error(event.error)
+        if event.usage is not None:
+            self._sample.tokens = event.usage.completion_tokens
+        for choice in event.choices or ():
+            self._finished = self._finished or choice.finish_reason is not None
+            self._sample.stages = stages_of(choice.metrics) or self._sample.stages
+            self._delta(choice.delta or Delta())
 
-    def _delta(self, delta: dict[str, Any]) -> None:
-        audio = delta.get("audio") or {}
-        if delta.get("content") or audio.get("transcript"):
+    def _delta(self, delta: Delta) -> None:
+        audio = delta.audio or Audio()
+        if delta.content or audio.transcript:
             self._sample.texts.append(self._now())
-        if audio.get("data"):
-            self._sound(base64.b64decode(audio["data"]))
+        if audio.data:
+            self._sound(base64.b64decode(audio.data))
 
     def _sound(self, data: bytes) -> None:
         whole = self._odd + data

@@ -24,11 +24,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "compare":
         print(compare(read_result(arguments.before), read_result(arguments.after)))
         return 0
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise RequestError(f"--out {out}: not a file in a folder that exists", param="out")
     result = asyncio.run(measure(arguments) if arguments.action == "serve" else measure_offline(arguments))
     print(table(result))
-    if arguments.out is not None:
-        Path(arguments.out).write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    if out is not None:
+        _write(out, result)
     return 1 if result.failed else 0
+
+
+def _write(out: Path, result: BenchResult) -> None:
+    try:
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    except OSError as error:
+        raise RequestError(f"--out {out}: cannot be written: {error.strerror}", param="out") from None
 
 
 def read_result(path: str) -> BenchResult:

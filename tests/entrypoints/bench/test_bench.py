@@ -137,7 +137,8 @@ TEXT = event({"audio": {"transcript": "one"}})
         ((HEAD, TEXT, event({}, "stop")), "no audio"),
         ((HEAD, TEXT, event({"audio": {"data": SILENCE}}), event({}, "stop")), "silent audio"),
         ((HEAD, TEXT, event({"audio": {"data": "AAAA"}}), event({}, "stop")), "audio ends within a sample"),
-        ((HEAD, b'data: {"error": {}}\n\n'), "ValueError"),
+        ((HEAD, b'data: {"error": {"message": "a stage died"}}\n\n'), "error event: a stage died"),
+        ((HEAD, b'data: {"choices": 3}\n\n'), "unreadable answer: Expected `array | null`, got `int` - at `$.choices`"),
         ((b"nonsense\r\n\r\n",), "RemoteProtocolError"),
     ],
 )
@@ -234,6 +235,9 @@ def test_comparison_and_table_say_what_changed(tmp_path: Path) -> None:
     before, after = result_of(0.1, 0.2, 0.3), result_of(0.1, 0.1, 0.1)
     assert "e2el p50        200.0 ms -> 100.0 ms (-50.0 %)" in compare(before, after)
     assert "3 requests, 0 failed" in table(before)
+    assert "requests/s      1.50 -> 1.50 (+0.0 %)" in compare(before, after)
+    broken_off = summarise([Sample(end=0.1), Sample(error="ConnectError")], 2.0, [50.0], {})
+    assert "failed          0 of 3 -> 1 of 2" in compare(before, broken_off)
 
 
 def test_result_file_is_read_back_and_nonsense_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +250,24 @@ def test_result_file_is_read_back_and_nonsense_refused(tmp_path: Path, capsys: p
     assert "1 x ConnectError" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("more", [("--slo", "ttft"), ("--slo", "x=1"), ("--extra-body", "[]")])
+async def test_what_other_servers_leave_out_or_call_otherwise_fails_no_answer() -> None:
+    odd = b'data: {"choices": [{"delta": null, "metrics": {"stages": 3}}], "usage": {"total": 3}}\n\n'
+    odd += b'data: {"choices": null}\n\n'
+    spoken = event({"audio": {"data": base64.b64encode(b"\0\1" * 2400).decode()}}, "stop")
+    async with scripted(broken(HEAD, TEXT, odd, spoken)) as (url, _):
+        result = await measure(arguments(url + "/v1", "--task", "chat-audio", "--requests", "1"))
+    assert (result.errors, result.tokens_per_s, result.stages) == ({}, 0, {})
+
+
+@pytest.mark.parametrize("out", ["", "none/x.json"])
+def test_result_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path, out: str) -> None:
+    with pytest.raises(RequestError, match="--out"):
+        run(arguments("http://127.0.0.1:9", "--requests", "1", "--out", str(tmp_path / out)))
+
+
+@pytest.mark.parametrize(
+    "more", [("--slo", "ttft"), ("--slo", "x=1"), ("--extra-body", "[]"), ("--url", "localhost:8000")]
+)
 async def test_unusable_arguments_are_refused_by_name(more: tuple[str, str]) -> None:
     with pytest.raises(RequestError, match=more[0]):
         await measure(arguments("http://127.0.0.1:9", *more))
