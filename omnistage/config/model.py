@@ -164,7 +164,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kind: StageKind
     placement: Placement = "process"
     co_located_with: str = ""
-    device: str = "auto"
+    device: Annotated[str, msgspec.Meta(pattern=r"^[a-z]+(:[0-9]+)?$")] = "auto"
     replicas: Positive = 1
     replica_policy: Literal["least_work", "round_robin", "random"] = "least_work"
     threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0

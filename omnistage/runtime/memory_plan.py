@@ -100,9 +100,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decided(stage: StageConfig, dtype: str | None = None) -> StageConfig:
-    """The stage with its device and dtype. An "auto" dtype is `dtype`, else what is known without a probe: bfloat16 on
-    accelerators, on a CPU float32, which is the larger of the two that a probe may choose."""
-    device = detect_platform() if stage.device == "auto" else stage.device
+    """The stage with its device ("cuda" is the first one) and dtype. An "auto" dtype is `dtype`, else what is known
+    without a probe: bfloat16 on accelerators, on a CPU float32, the larger of the two that a probe may choose."""
+    device = detect_platform() if stage.device == "auto" else stage.device.removesuffix(":0")
     plain = "float32" if device == CPU else "bfloat16"
     chosen = stage.dtype if stage.dtype != "auto" else dtype or plain
     return msgspec.convert(msgspec.structs.asdict(stage) | {"device": device, "dtype": chosen}, StageConfig)

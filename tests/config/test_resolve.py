@@ -80,6 +80,7 @@ WRONG: list[tuple[str, str]] = [
     ("limits: {max_queue: 0}", r"limits.max_queue: 0 is not valid"),
     ("limits: {max_body: 3}", r"'max_body'; did you mean 'max_body_mb'"),
     ("trace: {otlp: 'collector:4318'}", r"trace.otlp: 'collector:4318' is not valid: .*http"),
+    ("stages: {wave: {device: 'cuda:banana'}}", r"stages.wave.device: 'cuda:banana' is not valid"),
     ("variant: fast", r"variant: unknown key or name 'fast'; known: default"),
     ("pipeline: echo4", r"'echo4'; did you mean 'echo3'"),
     ("platforms: {tpu: {stages: {}}}", r"platforms: unknown key or name 'tpu'"),

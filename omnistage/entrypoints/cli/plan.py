@@ -11,7 +11,7 @@ from omnistage.config.registry import load_pipeline
 from omnistage.config.resolve import detect_platform, resolve_config
 from omnistage.entrypoints.cli.main import overrides_of
 from omnistage.ops.layout_rule import physical_memory
-from omnistage.runtime.memory_plan import CPU, MIB, MemoryPlan, StageMemory, memory_plan
+from omnistage.runtime.memory_plan import CPU, MIB, MemoryPlan, StageMemory, decided, memory_plan
 
 _NVIDIA = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 _HEADS = ("stage", "replicas", "device", "dtype", "weights", "KV", "step", "other", "need", "peak", "arena", "streams")
@@ -21,7 +21,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Returns 1 when what a stage always holds does not fit."""
     config = resolve_config(arguments.model, arguments.deploy, overrides_of(arguments))
     asked = arguments.memory_mb
-    limits = device_memory() if asked is None else {CPU: asked * MIB, detect_platform(): asked * MIB}
+    devices = {CPU, *(decided(stage).device for stage in config.stages.values())}
+    limits = device_memory() if asked is None else dict.fromkeys(sorted(devices), asked * MIB)
     plan = memory_plan(config, load_pipeline(config.pipeline), limits, arguments.tokens)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(plan)).decode())
@@ -31,13 +32,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def device_memory() -> dict[str, int]:
-    """Bytes of the host, and of the first NVIDIA device where its tool tells."""
+    """Bytes of the host, and of the NVIDIA devices where their tool tells."""
     limits = {CPU: physical_memory()}
     if detect_platform() != CPU:
         try:
             told = subprocess.run(_NVIDIA, capture_output=True, text=True, timeout=1.5, check=True).stdout
-            limits["cuda"] = int(told.split()[0]) * MIB
-        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+            limits |= {f"cuda:{index}" if index else "cuda": int(mib) * MIB for index, mib in enumerate(told.split())}
+        except (OSError, subprocess.SubprocessError, ValueError):
             return limits
     return limits
 

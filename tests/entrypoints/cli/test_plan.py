@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 import subprocess
 import sys
 from io import BytesIO
@@ -16,6 +17,7 @@ import pytest
 import soundfile
 
 from omnistage.entrypoints.cli.main import main
+from omnistage.entrypoints.cli.plan import device_memory
 from omnistage.entrypoints.omni import Omni
 from omnistage.models.smollm2 import SMOLLM2_GGUF
 from omnistage.runtime.memory_plan import MIB
@@ -37,6 +39,23 @@ def test_plan_fails_naming_the_stage_and_what_is_missing(capsys: pytest.CaptureF
     total = json.loads(_json(capsys, "echo3"))["total"]["cpu"] // MIB
     assert main(["plan", "echo3", "--memory-mb", str(total - 3)]) == 1
     assert f"does not fit: stage wave; cpu has {total - 3} MiB, 3 too little" in capsys.readouterr().out
+
+
+def test_given_memory_is_that_of_every_device_by_whatever_name(capsys: pytest.CaptureFixture[str]) -> None:
+    places = ("--set", "stages.thinker.device=cuda", "--set", "stages.talker.device=cuda:0")
+    elsewhere = ("--set", "stages.wave.device=cuda:3")
+    assert main(["plan", "echo3", "--memory-mb", "100000", *places, *elsewhere]) == 0
+    out = capsys.readouterr().out
+    assert "not checked" not in out
+    assert re.findall(r"^(\S+): \d+ of 100000$", out, re.MULTILINE) == ["cpu", "cuda", "cuda:3"]
+
+
+def test_memory_of_each_nvidia_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = subprocess.CompletedProcess((), 0, stdout="81559\n40960\n")
+    monkeypatch.setattr("omnistage.entrypoints.cli.plan.detect_platform", lambda: "cuda")
+    monkeypatch.setattr("omnistage.entrypoints.cli.plan.subprocess.run", lambda *args, **options: told)
+    limits = device_memory()
+    assert (limits["cuda"], limits["cuda:1"]) == (81559 * MIB, 40960 * MIB)
 
 
 def _json(capsys: pytest.CaptureFixture[str], model: str) -> str:
