@@ -157,7 +157,7 @@ class Response:
             await self._emit("conversation.item.added", previous_item_id=self._previous[item.id], item=announced)
 
     async def _call_delta(self, delta: DeltaToolCall) -> None:
-        """A piece of a call; the first one has its id and name."""
+        """A piece of a call; the first one has its id and name. A whole call ends at once, whatever follows it."""
         if isinstance(delta.id, str) and isinstance(delta.function.name, str):
             call = MadeCall(id=delta.id, name=delta.function.name)
             self._calls.append(Item(id=new_id("item_"), role="assistant", status="in_progress", call=call))
@@ -167,6 +167,8 @@ class Response:
         item.call.arguments += delta.function.arguments
         if delta.function.arguments:
             await self._call_event("delta", item, item.call, delta=delta.function.arguments)
+        if item.call.arguments.endswith("}") and read_arguments(item.call.arguments) is not None:
+            await self._close_item(item, "completed")
 
     async def _call_event(self, kind: str, item: Item, call: MadeCall, **fields: Any) -> None:
         place = {"item_id": item.id, "call_id": call.id}
@@ -191,7 +193,8 @@ class Response:
 
     async def _close(self, status: ResponseStatus) -> None:
         for item in self._output:
-            await self._close_item(item, "completed" if status == "completed" else "incomplete")
+            if item.status == "in_progress":
+                await self._close_item(item, "completed" if status == "completed" else "incomplete")
         self._status = status
         await self._emit("response.done", response=self.fields())
 

@@ -144,6 +144,23 @@ async def test_call_that_was_cut_does_not_fail_every_later_response(start: Start
     assert [result["tool_call_id"] for result in results] == [done["output"][0]["call_id"]]
 
 
+async def test_whole_call_can_be_made_while_the_response_goes_on(start: Start) -> None:
+    server = await start(FakeEngine(cut_call))
+    async with talking(server.url) as talk:
+        await talk.say("Slowly")
+        await talk.send("response.create", response={"tools": [TOOL]})
+        made = await talk.until("response.function_call_arguments.done")
+        assert (await talk.until("response.output_item.done"))["item"]["status"] == "completed"
+        result = {"type": "function_call_output", "call_id": made["call_id"], "output": "22"}
+        await talk.send("conversation.item.create", item=result)
+        while (await talk.until("conversation.item.done"))["item"].get("output") != "22":
+            pass
+        await talk.send("response.cancel")
+        await talk.until("response.done")
+        done = [event for event in talk.log if event["type"] == "response.function_call_arguments.done"]
+        assert [event["arguments"] for event in done] == ["{}", '{"ci']
+
+
 async def test_call_without_call_id_gets_one_and_one_without_json_is_refused(server: Running) -> None:
     async with talking(server.url) as talk:
         call = {"type": "function_call", "name": "weather", "arguments": ""}
