@@ -40,10 +40,10 @@ def write_cosmos3(folder: Path) -> None:
     make_cosmos3("base", folder, **COSMOS3_SIZES)
 
 
-def talk(omni: Omni) -> None:
-    """All streams speak together, one of them for longer; prompts of many lengths one by one; whole steps of
+def talk(omni: Omni, longest: int = LONG) -> None:
+    """All streams speak together, one of them for `longest` frames; prompts of many lengths one by one; whole steps of
     prompt rows."""
-    _check(omni, [_spoken(index, LONG if index == 0 else SHORT) for index in range(STREAMS)])
+    _check(omni, [_spoken(index, longest if index == 0 else SHORT) for index in range(STREAMS)])
     for index in range(LENGTHS):
         _check(omni, [_written(STREAMS + index, 20 + 7 * index)])
     _check(omni, [_written(STREAMS + LENGTHS + index, BUDGET) for index in range(STREAMS // 2)])
@@ -161,10 +161,13 @@ def main(wanted: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         for name in wanted or CASES:
             for peak in CASES[name].peaks(Path(place) / name.partition(" ")[0]):
-                off = f"{(peak.predicted - peak.measured) / peak.measured:+.0%}"
-                rows.append((name, peak.stage, str(peak.measured // MIB), str(peak.predicted // MIB), off))
+                pairs = ((peak.rested, peak.rest), (peak.measured, peak.peak))
+                figures = (
+                    f"{measured // MIB} / {said // MIB} ({said / measured - 1:+.0%})" for measured, said in pairs
+                )
+                rows.append((name, peak.stage, *figures))
     print(machine() + "\n")
-    print(table(("case", "stage", "measured MiB", "predicted MiB", "off"), rows))
+    print(table(("case", "stage", "at rest, measured / predicted MiB", "at the peak"), rows))
 
 
 if __name__ == "__main__":

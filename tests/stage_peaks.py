@@ -28,40 +28,62 @@ print([line.split()[1] for line in open("/proc/self/status") if line.startswith(
 
 
 class StagePeak(NamedTuple):
-    """Bytes of one stage: the most of its own memory that was resident over an empty process, the plan's `peak`; an
-    empty process, the plan's `base`."""
+    """Bytes of its own memory that a stage has over an empty process, measured and predicted: `rested` and the plan's
+    `rest`, once it is ready; `measured` and the plan's `peak`, the most. An empty process, and the plan's `base`."""
 
     stage: str
+    rested: int
+    rest: int
     measured: int
-    predicted: int
+    peak: int
     empty: int
     base: int
 
     @property
+    def rests_right(self) -> bool:
+        return _is_near(self.rested, self.rest)
+
+    @property
     def is_right(self) -> bool:
-        return abs(self.measured - self.predicted) <= max(SHARE * self.measured, TOLERANCE)
+        """At rest and at full load."""
+        return self.rests_right and _is_near(self.measured, self.peak)
+
+    @property
+    def is_between(self) -> bool:
+        """At any load: between rest and peak."""
+        within = self.rest < self.measured < self.peak
+        return self.rests_right and (within or _is_near(self.measured, self.rest) or _is_near(self.measured, self.peak))
 
     def __str__(self) -> str:
-        return f"{self.stage}: {self.measured // MIB} MiB measured, {self.predicted // MIB} predicted"
+        rested, rest, measured, peak = (n // MIB for n in (self.rested, self.rest, self.measured, self.peak))
+        return f"{self.stage}: MiB measured / predicted at rest {rested} / {rest}, at the peak {measured} / {peak}"
+
+
+def _is_near(measured: int, predicted: int) -> bool:
+    return abs(measured - predicted) <= max(SHARE * measured, TOLERANCE)
 
 
 def stage_peaks(model: str, drive: Callable[[Omni], object], settings: dict[str, Any]) -> list[StagePeak]:
-    """Starts `model` with a process per stage, lets `drive` ask for what it takes, and reads what each process had."""
+    """Starts `model` with a process per stage, reads what each process has, lets `drive` ask for what it takes, and
+    reads what each had at most."""
     config = resolve_config(model, None, settings)
     pipeline = load_pipeline(config.pipeline)
     plan = memory_plan(config, pipeline, {})
     components = {spec.name: spec.component for spec in pipeline.variants[config.variant].stages}
     with Omni(model, **settings) as omni:
+        rested = _of_stages("VmRSS")
         drive(omni)
-        peaks = {_name_of(child): _peak_of(child) for child in psutil.Process().children() if _is_stage(child)}
+        peaks = _of_stages("VmHWM")
     found = []
     # Processes that import the same library are equally large within a few MB: one of them is started.
     likes: dict[int, str] = {}
     bases = {process.stages[0]: process.base for process in plan.processes if process.stages}
     for stage in plan.stages:
+        assert stage.rest is not None
         assert stage.peak is not None
         empty = empty_process(likes.setdefault(bases[stage.name], components[stage.name].partition(":")[0]))
-        found.append(StagePeak(stage.name, peaks[stage.name] - empty, stage.peak, empty, bases[stage.name]))
+        own = rested[stage.name] - empty, stage.rest, peaks[stage.name] - empty, stage.peak
+        found.append(StagePeak(stage.name, *own, empty, bases[stage.name]))
     return found
 
 
@@ -72,16 +94,15 @@ def empty_process(module: str) -> int:
     return int(told.stdout) << 10
 
 
-def _is_stage(process: psutil.Process) -> bool:
-    return "omnistage.runtime.worker" in process.cmdline()
+def _of_stages(field: str) -> dict[str, int]:
+    """Resident bytes by stage, now ("VmRSS") or at most ("VmHWM")."""
+    commands = {child.pid: child.cmdline() for child in psutil.Process().children()}
+    workers = {pid: command for pid, command in commands.items() if "omnistage.runtime.worker" in command}
+    return {command[3].partition("/")[0]: _resident(pid, field) for pid, command in workers.items()}
 
 
-def _name_of(process: psutil.Process) -> str:
-    return process.cmdline()[3].partition("/")[0]
-
-
-def _peak_of(process: psutil.Process) -> int:
+def _resident(pid: int, field: str) -> int:
     """Without shared memory, which the plan counts as arenas of the host."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
-    most, shared = (int(fields[name].split()[0]) << 10 for name in ("VmHWM", "RssShmem"))
-    return most - shared
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    held, shared = (int(fields[name].split()[0]) << 10 for name in (field, "RssShmem"))
+    return held - shared

@@ -38,14 +38,15 @@ class Weights(msgspec.Struct, frozen=True):
     """One component: bytes that it takes once loaded, and the most that are resident while it is being loaded.
 
     Pages of a mapped weight file count in `peak`; the kernel takes back those that `held` does not name. With `maps`
-    some tensors stay in the file, so that all its pages may be resident later too; `passing` bytes of `peak` are copies
-    that are dropped again.
+    some tensors stay in the file, so that all its pages are resident later too; `passing` bytes of `peak` are copies
+    that are dropped again. `late`: it is loaded at its first use.
     """
 
     held: int
     peak: int
     maps: bool = False
     passing: int = 0
+    late: bool = False
 
     @property
     def resident(self) -> int:
@@ -64,8 +65,8 @@ class Working(msgspec.Struct, frozen=True):
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     """One replica of a stage. `weights` is by component; with `shared`, stages in one process hold equal components
-    once. `extra` names further memory, `working` is what steps hold beside all that. `missing` names weights
-    that are not on this machine yet.
+    once. `extra` names further memory, `caches` what fills up with inputs that may come again, at most; `working` is
+    what steps hold beside all that. `missing` names weights that are not on this machine yet.
 
     `dtype` is the type it computes in; `layout` how it holds the weights of linear layers, and `reason` why.
     """
@@ -73,6 +74,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, Weights]
     kv: KvShape | None = None
     extra: dict[str, int] = {}
+    caches: dict[str, int] = {}
     working: Working = Working()
     library: Library = "transformers"
     shared: bool = False

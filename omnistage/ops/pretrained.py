@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -45,6 +49,13 @@ def load_pretrained(kind: Any, folder: str | Path, *, whole: bool = True, **opti
             f"model: the checkpoint has a weight {surplus[0]} that its configuration lacks", param="model"
         )
     return model.eval()
+
+
+def make_resident(module: nn.Module) -> None:
+    """Reads every page of the module's weights on a CPU once, so that no request waits for those of a mapped file."""
+    for weight in chain(module.parameters(), module.buffers()):
+        if weight.device.type == "cpu" and weight.numel():
+            weight.detach().flatten().view(torch.uint8)[:: mmap.PAGESIZE].max()
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -33,8 +33,9 @@ class KvMemory(msgspec.Struct, frozen=True):
 
 
 class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica of a stage. `need` is what it takes beyond an empty process while it serves, `peak` the most that is
-    resident at any time, pages of mapped weight files included; both None when its model declares nothing.
+    """One replica of a stage, what it takes beyond an empty process: `rest` once it is ready and waits, `peak` the most
+    at any time, in full steps or while it loads, both with pages of mapped weight files and with empty `caches`; `need`
+    with full steps and full caches, without pages that the kernel takes back. None when its model declares nothing.
 
     `streams` are requests of `stream_tokens` positions that all replicas hold at once (0 tokens: any length): as many
     as `max_num_seqs`, the KV cache and the working memory on a limited device leave.
@@ -47,11 +48,13 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     weights: dict[str, int]
     extra: dict[str, int]
+    caches: dict[str, int]
     working: Working
     kv: KvMemory | None
     arena: int
-    need: int | None
+    rest: int | None
     peak: int | None
+    need: int | None
     streams: int
     stream_tokens: int
     missing: tuple[str, ...] = ()
@@ -59,7 +62,7 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One process: `base` before anything is loaded; `taken` by device, `base` included, without shared memory;
-    `working` is the part of it that only full steps take."""
+    `working` is the part of it that only full steps and full caches take."""
 
     name: str
     stages: tuple[str, ...]
@@ -163,7 +166,7 @@ def _lacks(
 def _widest(rows: list[StageMemory], device: str) -> str:
     """The stage of the device whose steps take most."""
     mine = [row for row in rows if row.device == device]
-    return max(mine, key=lambda row: row.working.nbytes * row.replicas).name
+    return max(mine, key=lambda row: (row.working.nbytes + sum(row.caches.values())) * row.replicas).name
 
 
 def _with_fewer_streams(rows: list[StageMemory], row: StageMemory, over: int) -> StageMemory:
@@ -189,6 +192,9 @@ def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream
         length = min(stream_tokens or longest, longest)
         seqs = min(seqs, kv.tokens // length)
     beside = _beside_weights(declared, stage)
+    parts = declared.weights.values()
+    rest = beside + sum(part.resident for part in parts if not part.late)
+    full = beside + sum(part.resident for part in parts) + declared.working.nbytes
     return StageMemory(
         name=stage.name,
         replicas=stage.replicas,
@@ -197,21 +203,22 @@ def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream
         layout="" if unknown else declared.layout,
         weights={name: part.held for name, part in declared.weights.items()},
         extra=declared.extra,
+        caches=declared.caches,
         working=declared.working,
         kv=kv,
         arena=stage.arena_mb * MIB,
-        need=None if unknown else beside + sum(part.held for part in declared.weights.values()),
-        peak=None if unknown else _peak(declared, beside),
+        rest=None if unknown else rest,
+        peak=None if unknown else max(full, sum(part.peak for part in parts)),
+        need=None if unknown else beside + sum(part.held for part in parts) + _passing(declared),
         streams=seqs * stage.replicas,
         stream_tokens=length,
         missing=declared.missing,
     )
 
 
-def _peak(declared: Footprint, beside: int) -> int:
-    """The most while the weights are loaded, or later while the stage serves."""
-    parts = declared.weights.values()
-    return max(sum(part.peak for part in parts), beside + sum(part.resident for part in parts))
+def _passing(declared: Footprint) -> int:
+    """What only full steps and full caches take."""
+    return declared.working.nbytes + sum(declared.caches.values())
 
 
 def _kv(shape: KvShape, stage: StageConfig) -> KvMemory:
@@ -222,7 +229,7 @@ def _kv(shape: KvShape, stage: StageConfig) -> KvMemory:
 
 def _beside_weights(declared: Footprint, stage: StageConfig) -> int:
     kv = _kv(declared.kv, stage).nbytes if declared.kv is not None else 0
-    return kv + sum(declared.extra.values()) + declared.working.nbytes
+    return kv + sum(declared.extra.values())
 
 
 def _process(host: HostPlan, stages: Mapping[str, StageConfig], prints: Mapping[str, Footprint]) -> ProcessMemory:
@@ -236,9 +243,9 @@ def _process(host: HostPlan, stages: Mapping[str, StageConfig], prints: Mapping[
         declared, device = prints[name], stages[name].device
         parts = {key: part for key, part in declared.weights.items() if not (declared.shared and key in seen)}
         seen |= parts.keys()
-        need = _beside_weights(declared, stages[name]) + sum(part.held for part in parts.values())
-        taken[device] = taken.get(device, 0) + need
-        working[device] += declared.working.nbytes
+        held = _beside_weights(declared, stages[name]) + sum(part.held for part in parts.values())
+        taken[device] = taken.get(device, 0) + held + _passing(declared)
+        working[device] += _passing(declared)
     return ProcessMemory(
         name=host.name, stages=names, threads=host.threads, base=base * MIB, taken=taken, working=dict(working)
     )

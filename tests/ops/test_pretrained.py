@@ -6,14 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from omnistage.errors import ConfigError
-from omnistage.ops.pretrained import load_auto_tokenizer, load_pretrained, load_tokenizer
+from omnistage.ops.pretrained import load_auto_tokenizer, load_pretrained, load_tokenizer, make_resident
 
 Change = Callable[[dict[str, Tensor]], object]
 
@@ -102,3 +103,14 @@ def test_a_tokenizer_without_words_is_refused(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
     with pytest.raises(ConfigError, match=r"no tokenizer\.json and no vocab\.json"):
         load_auto_tokenizer(folder)
+
+
+def test_first_request_waits_for_no_page_of_a_mapped_weight_file(tmp_path: Path) -> None:
+    megabytes = 64
+    save_file({"weight": torch.ones(megabytes << 18)}, tmp_path / "model.safetensors")
+    module = nn.Module()
+    module.register_parameter("weight", nn.Parameter(load_file(tmp_path / "model.safetensors")["weight"]))
+    module.register_buffer("empty", torch.empty(0))
+    before = psutil.Process().memory_info().rss
+    make_resident(module)
+    assert psutil.Process().memory_info().rss - before > (megabytes - 8) << 20

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from omnistage.config.footprint import Footprint, Weights, Working
 from omnistage.config.model import OmniConfig
 from omnistage.config.registry import load_pipeline
 from omnistage.config.resolve import resolve_config
@@ -167,3 +169,24 @@ def test_a_pipeline_that_declares_nothing_is_planned_without_its_memory() -> Non
     plan = memory_plan(resolve_config("echo3"), load_pipeline("echo3"), {"cpu": 1 << 40})
     assert [stage.need for stage in plan.stages] == [None] * 3
     assert plan.lacks == []
+
+
+def test_a_stage_at_rest_takes_its_peak_without_the_step(folder: Path) -> None:
+    (stage,) = planned(folder, token_budget=4096).stages
+    assert stage.rest is not None
+    assert stage.peak == stage.rest + stage.working.nbytes
+    assert stage.kv is not None
+    assert stage.rest == sum(stage.weights.values()) + stage.kv.nbytes + sum(stage.extra.values())
+
+
+def test_weights_that_load_at_their_first_use_and_caches_are_no_part_of_a_stage_at_rest(folder: Path) -> None:
+    """A cache that does not fit when it is full refuses nothing."""
+    parts = {"now": Weights(5 * MIB, 5 * MIB), "later": Weights(7 * MIB, 7 * MIB, late=True)}
+    declared = Footprint(weights=parts, caches={"media": 11 * MIB}, working=Working(2 * MIB))
+    pipeline = msgspec.structs.replace(load_pipeline("causal-lm"), footprint=lambda config, stage: declared)
+    (stage,) = memory_plan(resolved(folder), pipeline, {}).stages
+    assert (stage.rest, stage.peak, stage.need) == (5 * MIB, 14 * MIB, 25 * MIB)
+    whole = memory_plan(resolved(folder), pipeline, {}).total["cpu"]
+    short = memory_plan(resolved(folder), pipeline, {"cpu": whole - 13 * MIB})
+    assert (short.lacks, short.tight[0].nbytes) == ([], 13 * MIB)
+    assert memory_plan(resolved(folder), pipeline, {"cpu": whole - 14 * MIB}).lacks[0].nbytes == MIB

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"omnistage.entrypoints.cli.{arguments.command.replace('-', '_')}")
     run: Callable[[argparse.Namespace], int] = vars(module)["run"]
     try:
-        return run(arguments)
+        status = run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`): nothing is left to be told, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
     except OmniError as error:
         where = f" [{error.info.param}]" if error.info.param and error.info.param not in error.info.message else ""
         print(f"omnistage: {error.info.message}{where}", file=sys.stderr)

@@ -14,7 +14,10 @@ from omnistage.ops.layout_rule import physical_memory
 from omnistage.runtime.memory_plan import CPU, MIB, MemoryPlan, StageMemory, decided, memory_plan
 
 _NVIDIA = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-_HEADS = ("stage", "replicas", "device", "dtype", "weights", "KV", "step", "other", "need", "peak", "arena", "streams")
+_HEADS = (
+    "stage", "replicas", "device", "dtype", "weights", "KV", "other", "rest", "step", "peak", "caches", "arena",
+    "streams",
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,8 +66,8 @@ def table(plan: MemoryPlan, limits: dict[str, int]) -> str:
         for lack in plan.lacks
     ]
     lines += [
-        f"tight: full steps of all stages at once take {_mib(lack.nbytes)} MiB more than the {_mib(lack.limit)} of "
-        f"{lack.device}, most in {lack.stage}; lower token_budget or max_num_seqs if it serves such requests"
+        f"tight: full steps and caches of all stages at once take {_mib(lack.nbytes)} MiB more than the "
+        f"{_mib(lack.limit)} of {lack.device}, most in {lack.stage}; lower token_budget, max_num_seqs or its caches"
         for lack in plan.tight
     ]
     return "\n".join(lines if plan.lacks else [*lines, "fits"])
@@ -80,10 +83,11 @@ def _row(stage: StageMemory) -> tuple[str, ...]:
         f"{stage.dtype} {stage.layout}".strip(),
         _mib(sum(stage.weights.values())) if stage.need is not None else "?",
         kv,
-        f"{_mib(stage.working.nbytes)} ({stage.working.of})" if stage.working.nbytes else "-",
         _mib(sum(stage.extra.values())),
-        _mib(stage.need) if stage.need is not None else "?",
+        _mib(stage.rest) if stage.rest is not None else "?",
+        f"{_mib(stage.working.nbytes)} ({stage.working.of})" if stage.working.nbytes else "-",
         _mib(stage.peak) if stage.peak is not None else "?",
+        _mib(sum(stage.caches.values())) if stage.caches else "-",
         _mib(stage.arena),
         f"{stage.streams}{length}",
     )

@@ -43,9 +43,14 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
     if stage.name != "reasoner":
         step = at_once(step, _picture(folder, stage))
     cache = int(stage.options.get("reasoner_cache_mb", 0)) << 20
-    extra = _EXTRA | ({"reasoner cache, at most": cache} if cache else {})
-    working = fullest(step, beside=kernels(stage, "plain"))
-    return Footprint(weights=weights, extra=extra, working=working, library="diffusers", dtype=stage.dtype)
+    return Footprint(
+        weights=weights,
+        extra=_EXTRA,
+        caches={"reasoner": cache} if cache else {},
+        working=fullest(step, beside=kernels(stage, "plain")),
+        library="diffusers",
+        dtype=stage.dtype,
+    )
 
 
 def _picture(folder: Path, stage: StageConfig) -> Working:

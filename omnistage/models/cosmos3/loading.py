@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from omnistage.errors import ConfigError
 from omnistage.models.cosmos3.checkpoint import FLOAT32_PREFIX, Checkpoint, Tower, tower_of
-from omnistage.ops.pretrained import load_auto_tokenizer
+from omnistage.ops.pretrained import load_auto_tokenizer, make_resident
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ def _load(component: str, module: Any, folder: Path, dtype: torch.dtype, device:
 
 
 def _frozen(model: nn.Module) -> nn.Module:
+    make_resident(model)
     return model.eval().requires_grad_(False)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
+
 from omnistage.config.footprint import Footprint, Weights, Working
 from omnistage.config.model import OmniConfig, StageConfig
 from omnistage.models.minimax_h3 import geometry
@@ -25,6 +27,8 @@ _TILE = 256
 # convolution in the order of its kernel.
 _COPIES = 6
 _CODECS = ("vae", "audio_vae")
+# MiB, measured: code that a stage without text has once it is ready, and what the first step of a denoiser brings.
+_CODE_MB, _FIRST_STEP_MB = 20, 25
 _BESIDE = {
     ("default", "diffusion"): ("text_encoder", *_CODECS),
     ("split", "encoder"): ("text_encoder", *_CODECS),
@@ -41,10 +45,13 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
         wanted = stage.options["partition"]
         served = [name for name in PARTITIONS if wanted in ("auto", "both", name) and (folder / name).is_dir()]
         names = (*served, *names)
+    late = served if stage.options.get("partition") == "auto" else []
+    reads_text = "text_encoder" in names
+    first = 0 if reads_text or not served else _FIRST_STEP_MB << 20
     return Footprint(
-        weights={name: _component(folder / name, stage.dtype) for name in names},
-        extra={"tokenizer, code": TEXT_EXTRA_MB << 20},
-        working=fullest(_step(folder, stage, served, names), beside=kernels(stage, "plain")),
+        weights={name: _component(folder / name, stage.dtype, late=name in late) for name in names},
+        extra={"tokenizer, code": TEXT_EXTRA_MB << 20} if reads_text else {"code": _CODE_MB << 20},
+        working=fullest(_step(folder, stage, served, names), beside=kernels(stage, "plain") + first),
         library="diffusers",
         dtype=stage.dtype,
     )
@@ -112,12 +119,13 @@ def _encoding(checkpoint: Checkpoint) -> Working:
     return Working(4 * (2 * video + tile), "encoding a video")
 
 
-def _component(folder: Path, dtype: str) -> Weights:
+def _component(folder: Path, dtype: str, *, late: bool) -> Weights:
     tensors = tensors_of(folder)
     if folder.name == "text_encoder":
         return loaded([tensor for tensor in tensors if conditioner_key(tensor.name) is not None], dtype)
     exact = [tensor for tensor in tensors if _stays_float32(tensor, folder.name)]
-    return joined([loaded(exact, "float32"), loaded([each for each in tensors if each not in exact], dtype)])
+    parts = joined([loaded(exact, "float32"), loaded([each for each in tensors if each not in exact], dtype)])
+    return msgspec.structs.replace(parts, late=late)
 
 
 def _stays_float32(tensor: TensorHeader, component: str) -> bool:

@@ -19,6 +19,7 @@ from transformers.initialization import no_init_weights
 
 from omnistage.errors import ConfigError
 from omnistage.models.minimax_h3.checkpoint import FLOAT32_PARTS, Partition, component_config, weight_files
+from omnistage.ops.pretrained import make_resident
 
 
 def load_transformer(folder: Path, name: Partition, dtype: torch.dtype, device: torch.device) -> Any:
@@ -76,6 +77,7 @@ def fill(
     cast = {key: _cast(tensor, torch.float32 if _is_in(key, float32) else dtype) for key, tensor in weights.items()}
     model.load_state_dict(cast, assign=True)
     model.eval().requires_grad_(False)
+    make_resident(model)
 
 
 def _is_in(key: str, parts: tuple[str, ...]) -> bool:

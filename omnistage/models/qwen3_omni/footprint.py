@@ -50,14 +50,14 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
         transformed(rest, stage, chosen.layout, is_linear, head),
     ]
     extra = {"tokenizer, code": TEXT_EXTRA_MB << 20} if stage.name == "thinker" else {"code": _CODE_MB << 20}
-    if "encoder_cache_mb" in stage.options:
-        extra["encoder cache, at most"] = int(stage.options["encoder_cache_mb"]) << 20
+    cache = int(stage.options.get("encoder_cache_mb", 0)) << 20
     layout = "int4" if stage.quantization == "int4" else chosen.layout
     told = read_json(folder / "config.json")
     return Footprint(
         weights={stage.name: joined(parts)},
         kv=_kv(told, config.variant, stage.name),
         extra=extra,
+        caches={"encoded media": cache} if cache else {},
         working=fullest(_step(told, stage, tensors, layout), beside=_compiled(stage, layout)),
         dtype=stage.dtype,
         layout=layout,

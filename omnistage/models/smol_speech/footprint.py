@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omnistage.config.footprint import Footprint, Weights
+from omnistage.config.footprint import Footprint, Weights, Working
 from omnistage.config.model import OmniConfig, StageConfig
 from omnistage.models.smol_speech.artefacts import HEART, JOE, LISTENER
 from omnistage.models.smollm2 import SMOLLM2
 from omnistage.models.weight_files import joined, loaded, tensors_of, text_footprint
 
 _FP32 = "float32"
-# MiB: a step of eight windows, tables of the feature extractor; word lists and rules of the phonemizer; buffers.
-_HEARING_MB, _PHONEMES_MB, _VOICING_MB = 100, 128, 50
+# MiB: the tokenizer and tables of the feature extractor; word lists and rules of the phonemizer.
+_HEARING_MB, _PHONEMES_MB = 42, 128
+# MiB of a step, and of each window of 30 s or each stream in it.
+_WINDOWS_MB, _STREAMS_MB = (30, 28), (32, 16)
 
 
 def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
@@ -26,7 +28,8 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
     match stage.name:
         case "listener":
             weights = loaded(tensors_of(found[0]), _FP32)
-            return Footprint(weights={"whisper": weights}, extra={"hearing": _HEARING_MB << 20})
+            step = _step(stage, "windows", *_WINDOWS_MB)
+            return Footprint(weights={"whisper": weights}, extra={"hearing": _HEARING_MB << 20}, working=step)
         case "thinker":
             return text_footprint(found[0], stage)
         case "talker":
@@ -34,7 +37,13 @@ def footprint(config: OmniConfig, stage: StageConfig) -> Footprint:
             return Footprint(weights={"voices": graphs}, extra={"phonemes": _PHONEMES_MB << 20}, library="onnxruntime")
         case _:
             voices = joined(loaded(tensors_of(folder), _FP32) for folder in found)
-            return Footprint(weights={"vocoders": voices}, extra={"voicing": _VOICING_MB << 20}, library="torch")
+            step = _step(stage, "streams", *_STREAMS_MB)
+            return Footprint(weights={"vocoders": voices}, working=step, library="torch")
+
+
+def _step(stage: StageConfig, of: str, fixed_mb: int, each_mb: int) -> Working:
+    most = fixed_mb + stage.max_num_seqs * each_mb
+    return Working(most << 20, f"{stage.max_num_seqs} {of}", each_mb << 20)
 
 
 def _graphs(folders: list[Path]) -> Weights:

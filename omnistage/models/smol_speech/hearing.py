@@ -24,6 +24,7 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 from transformers.modeling_outputs import BaseModelOutput
 
 from omnistage.models.smol_speech.windows import SAMPLE_RATE
+from omnistage.ops.pretrained import load_pretrained, make_resident
 
 Array = npt.NDArray[Any]
 
@@ -84,8 +85,8 @@ class Recogniser:
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._model: Any = WhisperForConditionalGeneration.from_pretrained(folder, local_files_only=True).eval()
-        self._model.to(device)
+        self._model: Any = load_pretrained(WhisperForConditionalGeneration, folder).to(device)
+        make_resident(self._model)
         self._device = device
         self._features = WhisperFeatureExtractor(feature_size=self._model.config.num_mel_bins)
         self._rules = GenerationConfig(**settings)

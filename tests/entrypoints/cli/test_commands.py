@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -163,3 +164,13 @@ def test_steps_are_no_part_of_the_answer(tmp_path: Path) -> None:
         (result,) = omni.generate(request)
     assert "step" not in result.meta
     assert result.tensors["image"].shape == (1, 32, 32, 3)
+
+
+def test_output_whose_reader_has_gone_ends_without_a_traceback() -> None:
+    command = (sys.executable, "-m", "omnistage", "config", "show", "smol-speech", "--origin")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
