@@ -191,10 +191,7 @@ def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream
         longest = min(declared.kv.max_model_len, stage.max_model_len or declared.kv.max_model_len)
         length = min(stream_tokens or longest, longest)
         seqs = min(seqs, kv.tokens // length)
-    beside = _beside_weights(declared, stage)
-    parts = declared.weights.values()
-    rest = beside + sum(part.resident for part in parts if not part.late)
-    full = beside + sum(part.resident for part in parts) + declared.working.nbytes
+    totals = (None, None, None) if unknown else _totals(declared, stage)
     return StageMemory(
         name=stage.name,
         replicas=stage.replicas,
@@ -207,13 +204,22 @@ def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream
         working=declared.working,
         kv=kv,
         arena=stage.arena_mb * MIB,
-        rest=None if unknown else rest,
-        peak=None if unknown else max(full, sum(part.peak for part in parts)),
-        need=None if unknown else beside + sum(part.held for part in parts) + _passing(declared),
+        rest=totals[0],
+        peak=totals[1],
+        need=totals[2],
         streams=seqs * stage.replicas,
         stream_tokens=length,
         missing=declared.missing,
     )
+
+
+def _totals(declared: Footprint, stage: StageConfig) -> tuple[int, int, int]:
+    """`rest`, `peak` and `need` of `StageMemory`."""
+    beside, parts = _beside_weights(declared, stage), declared.weights.values()
+    rest = beside + sum(part.resident for part in parts if not part.late)
+    full = beside + sum(part.resident for part in parts) + declared.working.nbytes
+    need = beside + sum(part.held for part in parts) + _passing(declared)
+    return rest, max(full, sum(part.peak for part in parts)), need
 
 
 def _passing(declared: Footprint) -> int:
