@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from omnistage.engine.async_engine import AsyncOmniEngine
 from omnistage.errors import ErrorCode, RequestError
@@ -16,6 +17,8 @@ from omnistage.testing.closed_form import CODES_PER_TOKEN, text_of_wave, wave_of
 from omnistage.testing.leakcheck import check_no_leaks, settled, snapshot
 from tests.engines import answer, running
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "inline": {"placement": "inline"},
     "process": {"placement": "process"},
@@ -23,7 +26,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=PLACEMENTS)
+@pytest_asyncio.fixture(params=PLACEMENTS, scope="module", loop_scope="module")
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[AsyncOmniEngine]:
     async with running("echo3", PLACEMENTS[request.param]) as engine:
         yield engine
@@ -37,12 +40,10 @@ async def test_text_and_wave_are_what_the_closed_form_says(engine: AsyncOmniEngi
     assert result.meta["sample_rate"] == 24_000
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 7, 8, 9])
-async def test_short_answers_and_answers_around_one_chunk_have_all_their_audio(
-    engine: AsyncOmniEngine, count: int
-) -> None:
-    result = await answer(engine, id="a", prompt="abcdefghi"[:count])
-    assert result.text == "abcdefghi"[:count] == text_of_wave(result.tensors["audio"][0])
+async def test_short_answers_and_answers_around_one_chunk_have_all_their_audio(engine: AsyncOmniEngine) -> None:
+    for count in (0, 1, 2, 3, 4, 5, 7, 8, 9):
+        result = await answer(engine, id="a", prompt="abcdefghi"[:count])
+        assert result.text == "abcdefghi"[:count] == text_of_wave(result.tensors["audio"][0])
 
 
 async def test_text_cut_by_max_tokens_is_spoken_exactly_as_far_as_it_is_returned(engine: AsyncOmniEngine) -> None:
@@ -62,12 +63,16 @@ async def test_many_at_once_equal_one_at_a_time(engine: AsyncOmniEngine) -> None
 
 
 async def test_text_only_request_never_touches_the_talker(engine: AsyncOmniEngine) -> None:
+    def steps() -> dict[str, float]:
+        return {r.id.stage: r.counters.get("steps", 0) for r in engine.runtime.replicas.values()}
+
+    await settled(engine)
+    before = steps()
     result = await answer(engine, id="a", prompt="quiet", modalities=("text",))
     assert (result.text, result.tensors) == ("quiet", {})
     await settled(engine)
-    steps = {r.id.stage: r.counters.get("steps", 0) for r in engine.runtime.replicas.values()}
-    assert steps["thinker"] > 0
-    assert steps["talker"] == steps["wave"] == 0
+    assert steps() == before | {"thinker": steps()["thinker"]}
+    assert steps()["thinker"] > before["thinker"]
 
 
 async def test_speech_enters_at_the_talker(engine: AsyncOmniEngine) -> None:
@@ -93,6 +98,12 @@ async def test_first_audio_comes_before_the_last_text() -> None:
 
 
 async def test_metrics_add_up(engine: AsyncOmniEngine) -> None:
+    def stopped() -> float:
+        lines = engine.render_metrics().decode().splitlines()
+        name = 'omnistage_requests_total{reason="stop",task="chat"} '
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = stopped()
     result = await answer(engine, id="a", prompt="metrics")
     metrics = result.metrics
     assert metrics is not None
@@ -103,9 +114,8 @@ async def test_metrics_add_up(engine: AsyncOmniEngine) -> None:
     assert metrics.ttfp_s is not None
     assert 0 < metrics.ttft_s < metrics.ttfp_s < metrics.e2el_s
     assert metrics.stages["talker"].output_tokens == len("metrics") * CODES_PER_TOKEN + 1
-    text = engine.render_metrics().decode()
-    assert 'omnistage_requests_total{reason="stop",task="chat"} 1.0' in text
-    assert 'omnistage_stage_up{replica="0",stage="wave"} 1.0' in text
+    assert stopped() == before + 1
+    assert 'omnistage_stage_up{replica="0",stage="wave"} 1.0' in engine.render_metrics().decode()
 
 
 async def test_unseeded_requests_draw_and_report_their_own_seed(engine: AsyncOmniEngine) -> None:
