@@ -214,11 +214,15 @@ def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream
 
 
 def _totals(declared: Footprint, stage: StageConfig) -> tuple[int, int, int]:
-    """`rest`, `peak` and `need` of `StageMemory`."""
-    beside, parts = _beside_weights(declared, stage), declared.weights.values()
+    """`rest`, `peak` and `need` of `StageMemory`. Files are mapped into the host's memory, not an accelerator's."""
+    beside, parts = _beside_weights(declared, stage), list(declared.weights.values())
+    held = sum(part.held for part in parts)
+    need = beside + held + _passing(declared)
+    if stage.device != CPU:
+        late = sum(part.held for part in parts if part.late)
+        return beside + held - late, beside + held + declared.working.nbytes, need
     rest = beside + sum(part.resident for part in parts if not part.late)
     full = beside + sum(part.resident for part in parts) + declared.working.nbytes
-    need = beside + sum(part.held for part in parts) + _passing(declared)
     return rest, max(full, sum(part.peak for part in parts)), need
 
 

@@ -144,6 +144,7 @@ def test_an_accelerator_has_a_total_of_its_own(folder: Path) -> None:
     assert plan.stages[0].dtype == "bfloat16"
     need, working = plan.stages[0].need, plan.stages[0].working.nbytes
     assert need == plan.total["cuda"] == plan.lacks[0].nbytes + 1 + working
+    assert plan.stages[0].peak == need  # its files are mapped into the host's memory
 
 
 def test_an_inline_stage_counts_in_the_engines_process(folder: Path) -> None:
