@@ -84,7 +84,7 @@ def engine(model: CausalTextModel) -> AREngine[Any]:
 
 
 def make_engine(model: CausalTextModel, **overrides: Any) -> AREngine[Any]:
-    blocks = overrides.pop("blocks", None)
+    blocks = overrides.pop("blocks", 2000)
     config = stage_config(**{"token_budget": 64, "block_size": 4, "max_num_seqs": 32, **overrides})
     backend = TorchBackend(model, config, blocks=blocks, tokenizer=model.tokenizer, markup=model.markup)
     return AREngine(backend, config)

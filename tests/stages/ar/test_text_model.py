@@ -31,7 +31,7 @@ def model(tiny_llama: Path) -> CausalTextModel:
 @pytest.fixture
 def engine(model: CausalTextModel) -> AREngine[Any]:
     config = stage_config(token_budget=64, block_size=4)
-    return AREngine(TorchBackend(model, config), config)
+    return AREngine(TorchBackend(model, config, blocks=400), config)
 
 
 def ask(params: dict[str, Any] | None = None, *, inputs: tuple[str, ...] = (), **sampling: Any) -> StageRequest:
