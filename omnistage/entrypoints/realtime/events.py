@@ -256,10 +256,10 @@ class _Named(msgspec.Struct):
 
 
 def event_id_of(text: str | bytes) -> str | None:
-    """The id of an event that is well-formed JSON but not valid otherwise."""
+    """The id of an event that is not valid; None where it has none, or where what follows the fault is no JSON."""
     try:
         event_id = msgspec.json.decode(text, type=_Named).event_id
-    except msgspec.ValidationError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return event_id if isinstance(event_id, str) else None
 

@@ -63,7 +63,8 @@ class RealtimeServer:
         finally:
             self.live -= 1
         if not self.live:
-            await state.run(_trim)
+            with contextlib.suppress(asyncio.CancelledError):  # the server stops: its memory goes anyway
+                await state.run(_trim)
         return 101
 
     def _open(self, scope: Scope, admit: Admit) -> tuple[ServerState, Session]:

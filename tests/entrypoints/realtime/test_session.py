@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import threading
+import time
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
@@ -221,9 +223,13 @@ async def test_refused_events_name_the_field_and_the_session_goes_on(
 
 async def test_nonsense_is_answered_and_survived(server: Running) -> None:
     async with talking(server.url) as talk:
-        for text in ("", "{", "[]", '{"type": "no.such.event"}', '{"a": 1}', "[" * 5000, "null"):
+        late = '{"type": "conversation.item.delete", "item_id": 1, "a": '
+        texts = ("", "{", "[]", '{"type": "no.such.event"}', '{"a": 1}', "[" * 5000, "null", late, late + "[" * 5000)
+        for text in texts:
             await talk.socket.send(text)
             assert (await talk.next())["type"] == "error"
+        await talk.socket.send(late.encode() + b'"\xff"}')
+        assert (await talk.next())["type"] == "error"
         await talk.socket.send(b"\xff\xfe")
         assert (await talk.next())["error"]["code"] == "invalid_json"
         await talk.say("still here")
@@ -377,6 +383,24 @@ async def test_server_stops_while_a_session_is_open(start: Start) -> None:
         await asyncio.wait_for(server.server.close(), 10)
         await talk.socket.wait_closed()
     assert not server.engine.live
+
+
+async def test_server_that_stops_as_the_last_session_ends_logs_no_failure(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trimming = threading.Event()
+
+    def slow() -> None:
+        trimming.set()
+        time.sleep(0.2)
+
+    monkeypatch.setattr("omnistage.entrypoints.realtime.socket._trim", slow)
+    server = await start()
+    async with talking(server.url):
+        pass
+    assert await asyncio.to_thread(trimming.wait, 10)
+    await asyncio.wait_for(server.server.close(), 10)
+    assert "Exception in ASGI application" not in caplog.text
 
 
 async def _go(talk: Talk) -> None:
