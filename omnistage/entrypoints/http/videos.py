@@ -13,6 +13,7 @@ from omnistage.entrypoints.http.inputs import load_media
 from omnistage.entrypoints.http.media_schema import ActionAnswer, ActionRequest, Video, VideoDeleted, VideoRequest
 from omnistage.entrypoints.http.multipart import read_form
 from omnistage.entrypoints.http.parse import convert_fields, decode_json, read_query
+from omnistage.entrypoints.http.ranges import content_range, wanted_range
 from omnistage.entrypoints.http.sse import json_bytes
 from omnistage.entrypoints.http.state import ServerState, new_id
 from omnistage.entrypoints.http.video_jobs import encode_result
@@ -110,7 +111,13 @@ async def get_video(state: ServerState, exchange: Exchange) -> None:
     if job.file is None:
         raise RequestError(f"the video is {job.video.status}", code=ErrorCode.NOT_FOUND, param="video_id")
     data = await state.run(job.file.read_bytes)
-    await exchange.answer(200, MEDIA_TYPE.encode(), data)
+    wanted = wanted_range(exchange.header(b"range"), len(data))
+    ranges = (b"accept-ranges", b"bytes")
+    if wanted is None:
+        await exchange.answer(200, MEDIA_TYPE.encode(), data, (ranges,))
+        return
+    headers = (ranges, (b"content-range", content_range(wanted, len(data))))
+    await exchange.answer(206, MEDIA_TYPE.encode(), data[slice(*wanted)], headers)
 
 
 async def delete_video(state: ServerState, exchange: Exchange) -> None:
