@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 KEY = "explorer"
 CONFIG = """
 [generation]
-max-examples = 3
+max-examples = 6
 deterministic = true
 database = "none"
 mode = "all"
