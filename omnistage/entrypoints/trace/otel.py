@@ -28,7 +28,7 @@ FLUSH_S = 3.0
 
 
 def otlp_sink(url: str, served_name: str) -> OtelSink:
-    """Exports to a collector's trace endpoint, for example http://localhost:4318/v1/traces; the path may be left out."""
+    """Exports to a collector's trace endpoint, such as http://localhost:4318/v1/traces; the path may be left out."""
     endpoint = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1/traces"
     return OtelSink(OTLPSpanExporter(endpoint=endpoint), served_name)
 
