@@ -27,7 +27,7 @@ _OPTIONS = {
 
 
 def load_pretrained(kind: Any, folder: str | Path, *, whole: bool = True, **options: Any) -> Any:
-    """`kind.from_pretrained(folder)` in evaluation mode, from local safetensors files alone.
+    """`kind.from_pretrained(folder)` in evaluation mode and in memory, from local safetensors files alone.
 
     The library draws weights that the files lack at random and drops those that it has no place for; here that is an
     error, the latter if `kind` is the `whole` of what the files hold. Raises ConfigError that names a weight.
@@ -48,6 +48,7 @@ def load_pretrained(kind: Any, folder: str | Path, *, whole: bool = True, **opti
         raise ConfigError(
             f"model: the checkpoint has a weight {surplus[0]} that its configuration lacks", param="model"
         )
+    make_resident(model)
     return model.eval()
 
 

@@ -191,7 +191,7 @@ def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream
         longest = min(declared.kv.max_model_len, stage.max_model_len or declared.kv.max_model_len)
         length = min(stream_tokens or longest, longest)
         seqs = min(seqs, kv.tokens // length)
-    totals = (None, None, None) if unknown else _totals(declared, stage)
+    rest, peak, need = (None, None, None) if unknown else _totals(declared, stage)
     return StageMemory(
         name=stage.name,
         replicas=stage.replicas,
@@ -204,9 +204,9 @@ def _stage_memory(stage: StageConfig, declared: Footprint, unknown: bool, stream
         working=declared.working,
         kv=kv,
         arena=stage.arena_mb * MIB,
-        rest=totals[0],
-        peak=totals[1],
-        need=totals[2],
+        rest=rest,
+        peak=peak,
+        need=need,
         streams=seqs * stage.replicas,
         stream_tokens=length,
         missing=declared.missing,

@@ -150,18 +150,21 @@ def engine_messages(instructions: str, items: list[Item], limit_chars: int) -> t
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     media: Media = {}
     for item in items:
-        content = [_engine_part(part, media) for part in item.content if not part.empty]
-        if item.call is not None and item.call.id in cut:
-            continue
-        if item.call is not None:
+        if item.call is None:
+            _add_said(messages, item, media)
+        elif item.call.id not in cut:
             _add_call(messages, item, item.call)
-        elif content and item.role == "user":
-            messages.append({"role": "user", "content": content})
-        elif content:
-            messages.append({"role": item.role, "content": "".join(part["text"] for part in content)})
     if sum(_characters(message) for message in messages) > limit_chars:
         raise RequestError(f"the conversation has more than {limit_chars} characters of text", param="conversation")
     return messages, media
+
+
+def _add_said(messages: list[dict[str, Any]], item: Item, media: Media) -> None:
+    content = [_engine_part(part, media) for part in item.content if not part.empty]
+    if content and item.role == "user":
+        messages.append({"role": "user", "content": content})
+    elif content:
+        messages.append({"role": item.role, "content": "".join(part["text"] for part in content)})
 
 
 def _engine_part(part: Content, media: Media) -> dict[str, Any]:

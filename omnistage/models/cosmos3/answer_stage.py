@@ -17,7 +17,7 @@ from omnistage.models.cosmos3.answer_prompt import AnswerPrompt, Picture, Prompt
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
-from omnistage.ops.pretrained import load_pretrained, load_tokenizer, make_resident
+from omnistage.ops.pretrained import load_pretrained, load_tokenizer
 from omnistage.stages.ar.chat_template import ChatTemplate
 from omnistage.stages.ar.model import Constraint, ContentSpan, Emitted, Event, Prompt, Sequence, Work
 from omnistage.stages.ar.sections import Sections
@@ -48,7 +48,6 @@ class AnswerModel:
         whole: Any = load_pretrained(AutoModelForImageTextToText, folder, dtype=dtype)
         self.tokenizer: Tokenizer = load_tokenizer(folder)
         whole.requires_grad_(False).to(device)
-        make_resident(whole)
         self._model: Any = whole.model
         self._text: Any = whole.model.language_model
         self._text.config._attn_implementation = attention_implementation(stage.attention_backend)

@@ -18,7 +18,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from omnistage.config.model import StageConfig
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
-from omnistage.ops.pretrained import load_pretrained, make_resident
+from omnistage.ops.pretrained import load_pretrained
 
 
 class ThinkerPart(Qwen3OmniMoePreTrainedModel):  # type: ignore[misc]
@@ -73,6 +73,4 @@ def load_part(kind: type[Any], path: str, stage: StageConfig) -> tuple[Any, torc
     # Positions of speech over sound and pictures ask the talker's config for the length of audio windows.
     config.talker_config.audio_config = config.thinker_config.audio_config
     part = load_pretrained(kind, path, whole=False, config=config, dtype=dtype)
-    part.to(device)
-    make_resident(part)
-    return part, device, dtype
+    return part.to(device), device, dtype

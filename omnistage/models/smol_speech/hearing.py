@@ -24,7 +24,7 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 from transformers.modeling_outputs import BaseModelOutput
 
 from omnistage.models.smol_speech.windows import SAMPLE_RATE
-from omnistage.ops.pretrained import load_pretrained, make_resident
+from omnistage.ops.pretrained import load_pretrained
 
 Array = npt.NDArray[Any]
 
@@ -86,7 +86,6 @@ class Recogniser:
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._model: Any = load_pretrained(WhisperForConditionalGeneration, folder).to(device)
-        make_resident(self._model)
         self._device = device
         self._features = WhisperFeatureExtractor(feature_size=self._model.config.num_mel_bins)
         self._rules = GenerationConfig(**settings)

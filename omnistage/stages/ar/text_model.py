@@ -18,7 +18,7 @@ from omnistage.ops.blocked import block_linear, block_linears, choose_layout
 from omnistage.ops.device import choose_device
 from omnistage.ops.dtype import choose_dtype
 from omnistage.ops.paged_attention import AttentionPlan, attention_implementation
-from omnistage.ops.pretrained import load_pretrained, load_tokenizer, make_resident
+from omnistage.ops.pretrained import load_pretrained, load_tokenizer
 from omnistage.ops.quantize import Int8Linear, pack_linears
 from omnistage.stages.ar.chat_template import ChatTemplate, read_json
 from omnistage.stages.ar.model import Constraint, Emitted, Event, Prompt, Sequence, Work
@@ -70,7 +70,6 @@ class CausalTextModel:
         model: PreTrainedModel = load_pretrained(
             AutoModelForCausalLM, path, dtype=dtype, attn_implementation=attention
         ).to(target)
-        make_resident(model)
         self._decoder: Any = model.get_decoder()
         self._head: Any = model.get_output_embeddings()
         if config.quantization == "int4":

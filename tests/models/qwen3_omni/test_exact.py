@@ -44,7 +44,7 @@ def test_all_requests_at_once_equal_the_reference(models: Models, reference: Ref
     assert stages.thinker.counters()["mixed_steps"] > 0
 
 
-@pytest.mark.parametrize("budget", [1, 3, 16])
+@pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 50])
 def test_a_prompt_may_be_cut_anywhere(models: Models, reference: Reference, budget: int) -> None:
     answered(Stages(models, budget=budget, caching=False), reference, SHORT)
 

@@ -1,11 +1,15 @@
-"""The embedded pipeline through `omnistage serve`: the official client, audio formats, shapes and tools."""
+"""The embedded pipeline through `omnistage serve`: the official client, audio formats, shapes, tools, killed stages."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import os
 import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import av
@@ -178,3 +182,25 @@ def test_tool_calls_are_streamed_and_their_results_are_read(client: OpenAI) -> N
     )
     assert said.choices[0].message.content
     assert said.choices[0].message.tool_calls is None
+
+
+@pytest.mark.parametrize("stage", ["listener", "talker", "code2wav", "thinker"])
+def test_killed_stage_comes_back_and_requests_elsewhere_are_right(
+    smol_speech: Server, client: OpenAI, stage: str
+) -> None:
+    def text(number: int) -> str:
+        content = f"Name {number} fruits."
+        answer = client.chat.completions.create(
+            model="smol-speech", messages=[{"role": "user", "content": content}], **GREEDY
+        )
+        return str(answer.choices[0].message.content)
+
+    expected = [text(number) for number in (2, 3)]
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(text, number) for number in (2, 3)]
+        time.sleep(0.3)
+        os.kill(smol_speech.stage_pid(stage), signal.SIGKILL)
+        smol_speech.until(False, 5)  # the promise is a second; the cores are shared
+        assert [answer.result() for answer in answers] == expected
+    smol_speech.until(True, 60)
+    assert text(2) == expected[0]

@@ -144,7 +144,7 @@ async def test_a_conversation_draws_what_its_last_message_asks_for() -> None:
 @pytest.mark.slow
 async def test_served_pictures_show_what_was_asked() -> None:
     """The share of pictures with all five attributes right, by the judge, is at least 0.9."""
-    asked = asked_attributes(32)
+    asked = asked_attributes(96)
     async with running("tiny-shapes", {"placement": "process"}) as engine:
         results = await asyncio.gather(
             *(answer(engine, id=f"r{at}", prompt=caption(one), seed=at) for at, one in enumerate(asked))

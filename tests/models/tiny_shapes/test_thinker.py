@@ -42,7 +42,7 @@ class Hidden:
 
 async def test_pictures_are_those_of_the_library_states_and_of_the_prompt(smollm2_folder: Path) -> None:
     torch.set_num_threads(1)
-    count = 20
+    count = 48
     asked = asked_attributes(count)
     async with running("tiny-shapes", THINKER | {"placement": "inline"}) as engine:
         results = await asyncio.gather(

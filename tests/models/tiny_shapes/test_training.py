@@ -86,6 +86,6 @@ def test_report_in_the_package_tells_the_quality_that_is_measured() -> None:
     load_weights(painter, WEIGHTS)
     load_weights(judge, WEIGHTS.parent / "judge.safetensors")
     told = json.loads((WEIGHTS.parent / "quality.json").read_text())["quality"]
-    measured = measure(painter, judge, 32)
+    measured = measure(painter, judge, 64)
     assert told["all_attributes"] >= 0.9
     assert measured.all_attributes >= 0.9
