@@ -20,12 +20,12 @@ pytestmark = pytest.mark.slow
 # Stage -> point and the hit that kills, in the first life of the stage only. They lie in different rounds: a request
 # is replayed twice, not more.
 KILLS = {
-    "thinker": ("before_decode", 6),
-    "talker": ("after_feed", 4),
-    "code2wav": ("before_run", 20),
+    "thinker": ("before_decode", 12),
+    "talker": ("after_feed", 8),
+    "code2wav": ("before_run", 40),
     "listener": ("after_run", 0),
 }
-QUESTIONS = ("What is the capital of France?", "Name two colours.")
+QUESTIONS = ("What is the capital of France?", "Name two colours.", "How many days has a week?")
 LEVELS = 3  # of 16 bits: batches are cut differently after a kill
 
 
@@ -43,7 +43,7 @@ async def spoken(http: httpx.AsyncClient, question: str) -> tuple[str, bytes]:
         "modalities": ["text", "audio"],
         "audio": {"voice": "heart", "format": "wav"},
         "temperature": 0,
-        "max_tokens": 16,
+        "max_tokens": 24,
         "seed": 7,
     }
     reply = await http.post("/v1/chat/completions", json=body)

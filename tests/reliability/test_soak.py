@@ -15,7 +15,7 @@ from tests.servers import serving
 @pytest.mark.slow
 def test_short_soak_leaves_nothing_and_answers_rightly(tmp_path: Path) -> None:
     with serving(tmp_path, "echo3", "--set", "media.decode_processes=0") as server:
-        report = asyncio.run(soak(server, 12, kill_every_s=5))
+        report = asyncio.run(soak(server, 20, kill_every_s=8))
     assert report.problems() == []
     assert report.kills >= 1
     assert report.right > 100

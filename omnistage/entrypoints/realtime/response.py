@@ -199,8 +199,8 @@ class Response:
         await self._emit("response.done", response=self.fields())
 
     async def _close_item(self, item: Item, status: Literal["completed", "incomplete"]) -> None:
-        item.status = status
         if item.call is None:
+            item.status = status
             await self._close_part(item.content[0])
         else:
             item.status = "incomplete" if read_arguments(item.call.arguments) is None else "completed"

@@ -27,8 +27,7 @@ new MutationObserver(() => {
 
 
 def test_pictures_appear_step_by_step_and_videos_play_when_their_job_is_done(tiny: Make, tmp_path: Path) -> None:
-    inline = ("--set", "placement=inline")
-    with serving(tmp_path, str(tiny("base").folder), *inline) as server, chromium(tmp_path / "profile") as browser:
+    with serving(tmp_path, str(tiny("base").folder)) as server, chromium(tmp_path / "profile") as browser:
 
         def element(css: str) -> object:
             return browser.execute_script("return document.querySelector(arguments[0])", css)
@@ -45,7 +44,7 @@ def test_pictures_appear_step_by_step_and_videos_play_when_their_job_is_done(tin
         until(lambda: "completed" in browser.execute_script("return window.shown"), "the picture is done")
         assert "partial_image" in browser.execute_script("return window.shown")
         assert browser.execute_script("return document.querySelector('#gallery img').naturalHeight") == 64
-        fill(film_size="48x32", film_frames="13", film_steps="100")
+        fill(film_size="48x32", film_frames="13", film_steps="300")
         browser.find_element(By.CSS_SELECTOR, "#film button").click()
         until(lambda: element(".job video") is not None, "the video is there")
         said = browser.execute_script("return window.said")

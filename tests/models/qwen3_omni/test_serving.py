@@ -196,7 +196,7 @@ def test_chat_completions_over_http(checkpoint: Path, reference: Reference, tmp_
     Image.fromarray(media()["wide"]["image"]).save(png, "PNG")
     sound = {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav.getvalue()).decode(), "format": "wav"}}
     picture = {"type": "image_url", "image_url": {"url": _data_url("image/png", png.getvalue())}}
-    with serving(tmp_path, str(checkpoint), "--set", "dtype=float32", "--set", "placement=inline") as server:
+    with serving(tmp_path, str(checkpoint), "--set", "dtype=float32") as server:
         check_chat(server.address, sound, picture, reference)
 
 
